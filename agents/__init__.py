@@ -1,0 +1,1 @@
+"""Built-in agents and action formats, found through entry points."""

@@ -1,0 +1,1 @@
+"""Named configurations that ship with the package (YAML files beside this one)."""

@@ -1,0 +1,1 @@
+"""Built-in environments: the first plug-ins, found like a user's own."""

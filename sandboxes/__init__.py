@@ -1,0 +1,1 @@
+"""Built-in sandboxes, found through entry points."""

@@ -1,0 +1,1 @@
+"""What an agent is: chat rendering, token bridge, action parsing."""

@@ -1,0 +1,1 @@
+"""What an inference engine is; the vLLM engine; weight updates."""

@@ -1,0 +1,1 @@
+"""Runs policies, journals results, reports."""

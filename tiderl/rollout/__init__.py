@@ -1,0 +1,1 @@
+"""Episodes driven against hub and engine."""

@@ -1,0 +1,1 @@
+"""Advantages, losses, packing, the torch replica, reference, checkpoints."""

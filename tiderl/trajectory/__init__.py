@@ -1,0 +1,1 @@
+"""The token record, groups, the ready buffer, episode files."""
