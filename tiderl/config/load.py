@@ -1,0 +1,126 @@
+"""From a YAML file and `a.b=c` overrides to a checked `RunConfig`.
+
+Invariant: every fault names the key, the file or override it came from, and the nearest right key.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ValidationError
+
+from tiderl.config.schema import RunConfig
+from tiderl.errors import ConfigError, nearest
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read `path` (a file, or the name of a shipped configuration such as `quickstart`).
+
+    Raises:
+        ConfigError: the file is missing or is no YAML mapping, an override is malformed, a key is
+            unknown, or a value has the wrong type or range.
+    """
+    file = find_config(path)
+    try:
+        raw = yaml.safe_load(file.read_text())
+    except yaml.YAMLError as error:
+        place = getattr(error, "problem_mark", None)
+        line = f", line {place.line + 1}" if place else ""
+        raise ConfigError(
+            "the configuration is not valid YAML", where=f"{file}{line}", fix="mend the YAML there"
+        ) from error
+    if not isinstance(raw, dict):
+        raise ConfigError("the configuration is not a mapping of keys to values", where=str(file))
+    origin = str(file)
+    for override in overrides:
+        key, sep, _ = override.partition("=")
+        if not sep or not key.strip():
+            raise ConfigError(
+                f"override '{override}' has no '='", where="command line", fix="write it as a.b=value"
+            )
+    try:
+        merged = OmegaConf.merge(OmegaConf.create(raw), OmegaConf.from_dotlist(list(overrides)))
+        data = OmegaConf.to_container(merged, resolve=True)
+    except (OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"the overrides cannot be applied: {reason}", where=origin) from error
+    return check_config(data, origin, {o.partition("=")[0] for o in overrides})
+
+
+def find_config(path: str | Path) -> Path:
+    """The file itself, or the shipped configuration of that name."""
+    file = Path(path)
+    if file.is_file():
+        return file
+    folder = resources.files("tiderl.configs")
+    shipped = {p.name.removesuffix(".yaml"): p for p in folder.iterdir() if p.name.endswith(".yaml")}
+    name = str(path).removesuffix(".yaml")
+    if name in shipped:
+        return Path(str(shipped[name]))
+    near = nearest(Path(name).name, shipped)
+    fix = f"give a YAML file or one of: {', '.join(near or sorted(shipped))}"
+    raise ConfigError(f"no configuration '{path}'", where=str(Path.cwd()), fix=fix)
+
+
+def check_config(data: Any, origin: str, overridden: typing.Collection[str] = ()) -> RunConfig:
+    """Validate a plain mapping. `origin` and `overridden` only serve the error's text."""
+    try:
+        return RunConfig.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        loc = [str(p) for p in first["loc"]]
+        key = ".".join(loc)
+        where = "command line" if key in overridden else origin
+        more = f" and {error.error_count() - 1} more fault(s)" if error.error_count() > 1 else ""
+        if first["type"] == "extra_forbidden":
+            known = _keys_at(loc[:-1])
+            near = nearest(loc[-1], known, n=1)
+            fix = f"did you mean '{'.'.join([*loc[:-1], near[0]])}'?" if near else _list(known)
+            raise ConfigError(f"unknown key '{key}'{more}", where=where, fix=fix) from error
+        if first["type"] == "missing":
+            raise ConfigError(f"key '{key}' is missing{more}", where=where, fix=f"set {key}") from error
+        if first["type"] == "value_error" and not loc:
+            what = str(first["ctx"]["error"])
+            raise ConfigError(f"{what}{more}", where=where, fix="change one of the keys named") from error
+        message = first["msg"][0].lower() + first["msg"][1:]
+        raise ConfigError(
+            f"key '{key}' is {first['input']!r}, but {message.replace('input ', 'it ')}{more}",
+            where=where,
+            fix=f"set {key} accordingly",
+        ) from error
+
+
+def dump_config(config: RunConfig) -> str:
+    """The resolved configuration as YAML, every default written out."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def _list(known: Sequence[str]) -> str:
+    return f"known keys here: {', '.join(known)}" if known else "remove it"
+
+
+def _keys_at(loc: Sequence[str]) -> list[str]:
+    model: type[BaseModel] | None = RunConfig
+    for part in loc:
+        if model is None or part not in model.model_fields:
+            return []
+        model = _model_in(model.model_fields[part].annotation)
+    return list(model.model_fields) if model else []
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+        for arg in typing.get_args(annotation):
+            if (found := _model_in(arg)) is not None:
+                return found
+    return None

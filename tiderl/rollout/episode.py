@@ -1,0 +1,180 @@
+"""One episode, from reset to its end, as straight-line code.
+
+Invariants: the trajectory's ids are exactly what the engine saw and sampled; whatever happens, one
+`Trajectory` with one `EndReason` comes back, except for cancellation and a dead engine, which pass
+through; a failure around the task is never a reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tiderl.engine.base import Engine, KVSession, Sampling
+from tiderl.env.ends import EndReason
+from tiderl.errors import EngineError, EnvironmentFault, InfrastructureError, PromptTooLong
+from tiderl.rollout.gate import FreeGate, TurnGate
+from tiderl.rollout.tasks import derive_seed
+from tiderl.trajectory.record import TokenRecord
+from tiderl.trajectory.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from tiderl.agent.chat import ChatAgent, ChatEpisode
+    from tiderl.hub.base import EnvSession
+
+
+@dataclass(frozen=True)
+class EpisodeSpec:
+    """Which episode: its place in the task stream, its task and its seeds."""
+
+    episode_id: str
+    env_id: str
+    task: str | int
+    split: str
+    seed: int
+    """Of the environment: the same for all members of a group."""
+    sampling_seed: int
+    """Of the sampler: another one for each member."""
+    ordinal: int = 0
+    member: int = 0
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Rank in admission and in lockstep."""
+        return (self.ordinal, self.member)
+
+
+@dataclass(frozen=True)
+class EpisodeLimits:
+    """What an episode may use. Tokens count the prompt; `seconds` also bounds a hung environment."""
+
+    max_turn_tokens: int
+    max_episode_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seconds: float | None = None
+    """None: the environment's own `episode_timeout`."""
+
+
+def new_trajectory(spec: EpisodeSpec) -> Trajectory:
+    """An empty trajectory for `spec`."""
+    return Trajectory(
+        episode_id=spec.episode_id,
+        task=spec.task,
+        group=f"{spec.env_id}:{spec.ordinal}",
+        ordinal=spec.ordinal,
+        member=spec.member,
+        seed=spec.seed,
+        env_id=spec.env_id,
+        split=spec.split,
+    )
+
+
+async def run_episode(
+    spec: EpisodeSpec,
+    env: EnvSession,
+    engine: Engine,
+    agent: ChatAgent,
+    limits: EpisodeLimits,
+    *,
+    gate: TurnGate | None = None,
+) -> Trajectory:
+    """Run `spec` in `env` with the policy in `engine`.
+
+    Raises:
+        EngineError: the engine is dead; the caller must not go on.
+        asyncio.CancelledError: the caller cancelled it; KV and environment are released by their owners.
+    """
+    trajectory = new_trajectory(spec)
+    seconds = limits.seconds or env.spec.episode_timeout
+    chat = agent.episode(env.spec.tools)
+    started = time.monotonic()
+    try:
+        async with asyncio.timeout(seconds):
+            await _drive(trajectory, spec, env, engine, chat, limits, gate or FreeGate())
+    except TimeoutError:
+        trajectory.end = EndReason.TIME
+    except PromptTooLong as error:
+        ours = limits.max_episode_tokens < engine.max_model_len
+        trajectory.end = EndReason.MAX_TOKENS if ours else EndReason.CONTEXT_LENGTH
+        trajectory.note = str(error)
+    except EngineError:
+        raise
+    except (InfrastructureError, EnvironmentFault) as error:
+        trajectory.end = EndReason.INFRASTRUCTURE
+        trajectory.note = str(error)
+    trajectory.messages = chat.messages
+    trajectory.forks = chat.forks
+    trajectory.seconds["total"] = time.monotonic() - started
+    return trajectory
+
+
+async def _drive(
+    trajectory: Trajectory,
+    spec: EpisodeSpec,
+    env: EnvSession,
+    engine: Engine,
+    chat: ChatEpisode,
+    limits: EpisodeLimits,
+    gate: TurnGate,
+) -> None:
+    cap = min(limits.max_episode_tokens, env.spec.max_total_tokens or limits.max_episode_tokens)
+    async with gate.inside(spec.order):
+        clock = time.monotonic()
+        messages, _ = await env.reset(seed=spec.seed, task=spec.task, split=spec.split)
+        new = chat.start(messages)
+        trajectory.seconds["environment"] = time.monotonic() - clock
+        broke = True
+        while broke:  # one engine session for each record; a second one only after a fork
+            record = TokenRecord()
+            trajectory.records.append(record)
+            session_id = f"{spec.episode_id}.{len(trajectory.records)}"
+            async with engine.session(cap, session_id=session_id) as kv:
+                broke, new = await _turns(trajectory, record, spec, env, kv, chat, limits, gate, new)
+
+
+async def _turns(
+    trajectory: Trajectory,
+    record: TokenRecord,
+    spec: EpisodeSpec,
+    env: EnvSession,
+    kv: KVSession,
+    chat: ChatEpisode,
+    limits: EpisodeLimits,
+    gate: TurnGate,
+    new: list[int],
+) -> tuple[bool, list[int]]:
+    """Turns on one record, until the episode ends (False) or the record forks (True, the new prompt)."""
+    while True:
+        sampling = Sampling(
+            max_tokens=limits.max_turn_tokens,
+            temperature=limits.temperature,
+            top_p=limits.top_p,
+            stop_token_ids=tuple(chat.stop_token_ids),
+            seed=derive_seed(spec.sampling_seed, trajectory.turns),
+        )
+        clock = time.monotonic()
+        await gate.turn(spec.order)
+        trajectory.seconds["gate"] = trajectory.seconds.get("gate", 0.0) + time.monotonic() - clock
+        clock = time.monotonic()
+        out = await kv.generate(new, sampling, chat.take_images())
+        trajectory.seconds["engine"] = trajectory.seconds.get("engine", 0.0) + time.monotonic() - clock
+        record.append_context(new)
+        record.append_sampled(out.ids, out.logprobs, out.versions)
+        trajectory.turns += 1
+        action = chat.act(out.ids, out.finish)
+        clock = time.monotonic()
+        messages, reward, terminated, truncated, info = await env.step(action)
+        trajectory.seconds["environment"] += time.monotonic() - clock
+        trajectory.rewards.append(float(reward))
+        trajectory.invalid_actions += "invalid_action" in info
+        delta = chat.observe(messages)
+        if terminated or truncated:
+            trajectory.end = EndReason(info["end"])
+            trajectory.success = bool(info.get("success", trajectory.end is EndReason.SUCCESS))
+            return False, []
+        if delta.broke:
+            return True, delta.ids
+        new = delta.ids

@@ -1,0 +1,89 @@
+"""Numbers of a run, on disk as they come.
+
+Invariant: `metrics.jsonl` holds one whole JSON object a line, flushed to disk line by line; a line cut by
+a crash is dropped when the run goes on, so no counter ever goes backwards.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a metrics file; a torn last line is left out."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+class MetricsLog:
+    """Appends to `metrics.jsonl` and, where it is installed, to TensorBoard's event files.
+
+    Args:
+        folder: the run's folder.
+        keep: keep only lines whose `update` is at most this (a resumed run); None keeps none.
+    """
+
+    def __init__(self, folder: Path, keep: int | None = None) -> None:
+        self.path = folder / "metrics.jsonl"
+        kept = [r for r in read_lines(self.path) if keep is not None and r["update"] <= keep]
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text("".join(json.dumps(r) + "\n" for r in kept))
+        os.replace(temporary, self.path)
+        self.rows = kept
+        self._file = self.path.open("a")
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            self._board = None
+        else:
+            purge = None if keep is None else keep + 1
+            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=purge, flush_secs=10)
+
+    def write(self, update: int, values: Mapping[str, Any]) -> None:
+        """One line for `update`. Numbers that are not finite become null."""
+        row = {"update": update} | {k: _plain(v) for k, v in values.items()}
+        self.rows.append(row)
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        if self._board is not None:
+            for key, value in row.items():
+                if isinstance(value, (int, float)) and not isinstance(value, bool) and key != "update":
+                    self._board.add_scalar(key, value, update)
+
+    def close(self) -> None:
+        """Flush and close both."""
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write JSON beside the target and rename it into place."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(_plain(data), indent=2) + "\n")
+    os.replace(temporary, path)
