@@ -18,7 +18,14 @@ import yaml
 from tiderl.config import RunConfig, dump_config
 from tiderl.errors import ResourceError, RunExists
 
-MAY_CHANGE = {"training.updates", "training.max_wall_s", "training.stop", "runs_dir", "evaluation", "checkpoint"}
+MAY_CHANGE = {
+    "training.updates",
+    "training.max_wall_s",
+    "training.stop",
+    "runs_dir",
+    "evaluation",
+    "checkpoint",
+}
 """Keys that may differ when a run is resumed: they do not change the updates made so far."""
 
 
@@ -34,6 +41,10 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """Where checkpoints are."""
         return self.path / "checkpoints"
+
+    def step_path(self, step: int) -> Path:
+        """The folder of the resumable checkpoint after update `step`."""
+        return self.checkpoints / f"step-{step:06d}"
 
     def inspect(self, *, fresh: bool = False) -> int | None:
         """The update to resume after, or None for a new run. Writes nothing.
@@ -119,7 +130,7 @@ class RunFolder:
         free = shutil.disk_usage(probe).free
         if free < size:
             raise ResourceError(
-                f"the run needs {size / 1e9:.1f} GB of disk for its checkpoints, but {free / 1e9:.1f} GB are free",
+                f"the run's checkpoints need {size / 1e9:.1f} GB of disk, but {free / 1e9:.1f} GB are free",
                 where=str(self.path),
                 fix="free some, or set runs_dir to another disk",
             )
@@ -127,11 +138,11 @@ class RunFolder:
     def prune(self, keep: int) -> None:
         """Remove all but the newest `keep` resumable checkpoints."""
         for step in self.resumable()[:-keep]:
-            shutil.rmtree(self.checkpoints / f"step-{step:06d}", ignore_errors=True)
+            shutil.rmtree(self.step_path(step), ignore_errors=True)
 
     def read_state(self, step: int) -> dict[str, Any]:
         """The counters of a checkpoint."""
-        data: dict[str, Any] = json.loads((self.checkpoints / f"step-{step:06d}" / "run.json").read_text())
+        data: dict[str, Any] = json.loads((self.step_path(step) / "run.json").read_text())
         return data
 
 

@@ -1,0 +1,200 @@
+"""The parts of a run, opened in an order that fails early and closed in reverse.
+
+Invariant: everything that can be wrong about the user's input is found before the run's folder exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tiderl.config import RunConfig
+from tiderl.env.registry import spec as environment_spec
+from tiderl.errors import ConfigError
+from tiderl.evaluation.engine_policy import EnginePolicy
+from tiderl.evaluation.plan import EvaluationPlan
+from tiderl.evaluation.runner import evaluate
+from tiderl.hub.local import LocalHub
+from tiderl.rollout.admission import Admission
+from tiderl.rollout.driver import Rollout, RolloutSettings
+from tiderl.rollout.gate import FreeGate, LockstepGate, TurnGate
+from tiderl.rollout.setup import (
+    build_agent,
+    cores,
+    engine_settings,
+    evaluation_limits,
+    find_model,
+    training_limits,
+)
+from tiderl.rollout.tasks import TaskStream
+from tiderl.scheduling.admission import FixedBudget
+from tiderl.training.settings import LoraSettings, LossSettings, ModelSettings, OptimSettings
+from tiderl.trajectory.store import EpisodeStore
+
+if TYPE_CHECKING:
+    from tiderl.engine.vllm import VLLMEngine
+    from tiderl.evaluation.result import EvaluationResult
+    from tiderl.training.replica import Replica
+    from tiderl.training.run import TrainingRun
+
+
+@dataclass
+class Parts:
+    """What a run works with."""
+
+    config: RunConfig
+    engine: VLLMEngine
+    hub: LocalHub
+    replica: Replica
+    rollout: Rollout
+    policy: EnginePolicy
+
+    async def evaluate(self) -> EvaluationResult:
+        """The run's own evaluation: the same tasks, seeds and sampling each time."""
+        plan = evaluation_plan(self.config)
+        return await evaluate(plan, hub=self.hub, policy=self.policy)
+
+
+def evaluation_plan(config: RunConfig) -> EvaluationPlan:
+    """The evaluation a run does before and after training."""
+    return EvaluationPlan(
+        env_id=config.environment.id,
+        episodes=config.evaluation.episodes,
+        split=config.evaluation.split,
+        seed=config.seed,
+        temperature=config.evaluation.temperature,
+        env_kwargs=config.environment.kwargs,
+    )
+
+
+@asynccontextmanager
+async def open_parts(run: TrainingRun, resume: int | None) -> AsyncIterator[Parts]:
+    """Check everything, then open engine, environments and trainer."""
+    config, folder, say = run.config, run.folder, run.progress.status
+    known = environment_spec(config.environment.id)
+    for key, split in (("environment", config.environment.split), ("evaluation", config.evaluation.split)):
+        if known.splits and split not in known.splits:
+            raise ConfigError(
+                f"{key}.split is '{split}', which {known.id} does not have",
+                fix=f"choose one of: {', '.join(known.splits)}",
+            )
+    say("finding the model")
+    model = find_model(config.model.path)
+    agent = build_agent(config, model.folder)
+    size = sum(f.stat().st_size for f in model.folder.glob("*.safetensors"))
+    wide = 2 if config.model.dtype == "float32" else 1
+    folder.need_free(size * wide * (config.checkpoint.keep + 2) + 200_000_000)
+
+    from tiderl.engine.vllm import VLLMEngine
+
+    folder.open(resume)
+    store = EpisodeStore(folder.path / "episodes", tokens=config.checkpoint.tokens)
+    say("starting the engine")
+    engine = VLLMEngine(engine_settings(config, model.folder, log_file=folder.path / "engine.log"))
+    await engine.start()
+    rollout: Rollout | None = None
+    try:
+        async with LocalHub(workers=config.environment.workers) as hub:
+            replica = await run.in_trainer(_load_replica, config, model.folder)
+            ids = await hub.task_ids(
+                config.environment.id, config.environment.split, **config.environment.kwargs
+            )
+            limits = training_limits(config)
+            rollout = Rollout(
+                _rollout_settings(config),
+                engine=engine,
+                hub=hub,
+                agent=agent,
+                tasks=TaskStream(ids, config.seed),
+                limits=limits,
+                admission=Admission(
+                    FixedBudget(),
+                    capacity_tokens=engine.capacity_tokens,
+                    max_sessions=engine.max_sessions,
+                    block_size=config.engine.block_size,
+                ),
+                gate=_gate(config, engine),
+                on_episode=store.append,
+            )
+            policy = EnginePolicy(engine, agent, evaluation_limits(config), gate=_gate(config, engine))
+            try:
+                yield Parts(config, engine, hub, replica, rollout, policy)
+            finally:
+                await rollout.close()
+    finally:
+        store.close()
+        await engine.close()
+
+
+def _gate(config: RunConfig, engine: VLLMEngine) -> TurnGate:
+    return LockstepGate(engine.hold) if config.rollout.deterministic else FreeGate()
+
+
+def _rollout_settings(config: RunConfig) -> RolloutSettings:
+    rollout = config.rollout
+    return RolloutSettings(
+        env_id=config.environment.id,
+        split=config.environment.split,
+        seed=config.seed,
+        group_size=rollout.group_size,
+        groups_per_update=rollout.groups_per_update,
+        max_staleness=rollout.max_staleness,
+        retries=rollout.retries,
+        max_failures=rollout.max_failures,
+        env_kwargs=dict(config.environment.kwargs),
+    )
+
+
+def _load_replica(config: RunConfig, model: Path) -> Replica:
+    from tiderl.training.replica import Replica
+
+    lora = config.model.lora
+    training = config.training
+    replica = Replica(
+        ModelSettings(
+            path=str(model),
+            dtype=config.model.dtype,
+            lora=LoraSettings(rank=lora.rank, alpha=lora.alpha) if lora else None,
+            threads=training.threads or cores(),
+            **_microbatch(config),
+        ),
+        OptimSettings(
+            learning_rate=training.learning_rate,
+            warmup=training.warmup,
+            weight_decay=training.weight_decay,
+            betas=training.betas,
+            max_grad_norm=training.max_grad_norm,
+        ),
+        loss_settings(config),
+        seed=config.seed,
+    )
+    replica.load()
+    return replica
+
+
+def _microbatch(config: RunConfig) -> dict[str, Any]:
+    return {"max_tokens_per_microbatch": config.training.microbatch_tokens}
+
+
+def loss_settings(config: RunConfig) -> LossSettings:
+    """The loss section in the trainer's own words."""
+    loss, advantage = config.training.loss, config.training.advantage
+    return LossSettings(
+        policy=loss.kind,
+        advantage=advantage.kind,
+        std=advantage.std,
+        zero_variance=advantage.zero_variance,
+        clip_low=loss.clip_low,
+        clip_high=loss.clip_high,
+        dual_clip=loss.dual_clip,
+        aggregation=loss.aggregation,
+        token_norm=loss.token_norm,
+        kl_coef=loss.kl_coef,
+        kl_kind=loss.kl_kind,
+        old=loss.old,
+        correction=loss.correction,
+        cap=loss.correction_cap,
+    )
