@@ -99,6 +99,7 @@ class LossConfig(Section):
     clip_high: float = Field(0.28, ge=0)
     dual_clip: float | None = Field(None, gt=1, description="c of dual clip, for negative advantages")
     aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"] = "token_mean"
+    token_norm: float = Field(1.0, gt=0, description="constant divisor of seq_mean_token_sum (Dr. GRPO)")
     kl_coef: float = Field(0.0, ge=0, description="0 skips the reference pass")
     kl_kind: Literal["k1", "k2", "k3"] = "k3"
     old: Literal["rollout", "recomputed"] = Field(

@@ -101,10 +101,10 @@ class Rollout:
         self._done = set(range(state["floor"])) | set(state["above"])
         self._next = state["floor"]
 
-    def advance(self, version: int) -> None:
-        """The trainer is at `version`: let groups start up to the staleness bound, and start them."""
+    def advance(self, updates: int) -> None:
+        """`updates` are done: let groups start up to the staleness bound, and start them."""
         per_update = self.settings.groups_per_update
-        self._allowed = (version + 1 + self.settings.max_staleness) * per_update
+        self._allowed = (updates + 1 + self.settings.max_staleness) * per_update
         while self._started() < self._allowed:
             while self._next in self._done:
                 self._next += 1
