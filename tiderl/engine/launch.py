@@ -1,0 +1,212 @@
+"""Building vLLM's AsyncLLM fast, quietly and without touching this process.
+
+Invariants: the parent's environment, log handlers and torch threads are as before when `build` returns; the
+EngineCore's main function is ours only while one engine is being built.
+
+Why forking is safe here. A fork copies only the forking thread, so what can go wrong is state that other
+threads own: (1) OpenMP: libgomp keeps a thread's worker pool in that thread's local storage and a forked
+child that uses a pool of its parent hangs; `build` runs in a thread made for it, which has never run a
+parallel region and so has no pool to inherit, whatever the other threads did. (2) OpenBLAS, glibc's malloc,
+Python's own locks: each registers fork handlers. (3) CUDA cannot be forked once initialised: with CUDA, or
+inside Ray, vLLM insists on `spawn`, and so do we. (4) The event loop: the child drops the wake-up socket
+first (`child.py`) and never touches the loop.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tiderl.engine import child
+from tiderl.engine.counters import Counters
+from tiderl.engine.settings import EngineSettings
+from tiderl.errors import EngineError, MissingExtra
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+T = TypeVar("T")
+
+# One build at a time: the environment and vLLM's entry point are process-wide.
+_building = threading.Lock()
+
+# Measured on a CPU: without TORCH_COMPILE_DISABLE the first sampled token waits 14 s for a compiler; without
+# VLLM_ENABLE_V1_MULTIPROCESSING=0 a third process is started for the worker.
+_QUIET = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CONFIGURE_LOGGING": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
+_CPU = {"TORCH_COMPILE_DISABLE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+
+
+@contextmanager
+def environment(values: dict[str, str]) -> Iterator[None]:
+    """Set environment variables and put the old ones back."""
+    old = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in old.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def in_fresh_thread(work: Callable[[], T]) -> Callable[[], T]:
+    """Start `work` in a thread made for it; call the result to wait for it."""
+    box: list[Any] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            box.append(work())
+        except BaseException as error:  # handed to the waiter, whatever it is
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name="tiderl-engine-build", daemon=True)
+    thread.start()
+
+    def wait() -> T:
+        thread.join()
+        if failure:
+            raise failure[0]
+        return box[0]
+
+    return wait
+
+
+def import_vllm(log_path: str) -> None:
+    """Import vLLM with its log going to `log_path`.
+
+    Raises:
+        MissingExtra: vLLM is not installed.
+    """
+    with _building, environment(_QUIET):
+        if "vllm" not in sys.modules:
+            logger = logging.getLogger("vllm")
+            logger.propagate = False
+            logger.addHandler(logging.FileHandler(log_path, delay=True))
+            logger.setLevel(logging.WARNING)
+        try:
+            import vllm.v1.engine.async_llm
+            import vllm.v1.engine.core  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise MissingExtra(
+                f"the inference engine needs vLLM, and {error.name} is not installed",
+                fix="pip install 'tiderl[cpu]' or 'tiderl[gpu]'",
+            ) from error
+
+
+def on_cpu() -> bool:
+    """True when vLLM's platform here is the CPU."""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def build(settings: EngineSettings, counters: Counters, log_path: str) -> AsyncLLM:
+    """Create the engine process and wait until it is ready. Call it in a thread of its own."""
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.core import EngineCoreProc
+
+    cpu = on_cpu()
+    values = dict(_QUIET)
+    if cpu:
+        values |= _CPU | {"OMP_NUM_THREADS": str(settings.threads)}
+    options = child.ChildOptions(
+        os.getpid(), settings.threads, log_path, counters.path, counters.slots, values
+    )
+    method = settings.start_method
+    if method == "auto":
+        method = "fork" if cpu else "spawn"
+    with _building, environment(values | {"VLLM_WORKER_MULTIPROC_METHOD": method}):
+        try:
+            config = _arguments(settings, counters, cpu).create_engine_config()
+        except (ValueError, OSError) as error:
+            raise EngineError(
+                f"vLLM cannot run the model {settings.model}: {first_line(error)}", where="engine start"
+            ) from error
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = method  # the CPU platform has just forced "spawn"
+        original = EngineCoreProc.run_engine_core
+        child.vllm_main = original
+        EngineCoreProc.run_engine_core = functools.partial(  # type: ignore[method-assign, assignment]
+            child.run_engine_core, options
+        )
+        try:
+            return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+        finally:
+            EngineCoreProc.run_engine_core = staticmethod(original)  # type: ignore[method-assign]
+
+
+def _arguments(settings: EngineSettings, counters: Counters, cpu: bool) -> Any:
+    from vllm.config import WeightTransferConfig
+    from vllm.config.logging import LoggingConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    scheduler = "CountingScheduler" if cpu else "CountingAsyncScheduler"
+    extra: dict[str, Any] = {}
+    if cpu:
+        extra["kv_cache_memory_bytes"] = _kv_bytes(settings)
+    else:
+        extra["gpu_memory_utilization"] = settings.gpu_memory
+    if settings.max_images:
+        extra["limit_mm_per_prompt"] = {"image": settings.max_images, "video": 0, "audio": 0}
+    if settings.banned_token_ids:
+        extra["logits_processors"] = ["tiderl.engine.banned.BannedTokens"]
+    return AsyncEngineArgs(
+        model=str(settings.model),
+        dtype=settings.dtype,
+        seed=settings.seed,
+        max_model_len=settings.max_model_len,
+        block_size=settings.block_size,
+        num_gpu_blocks_override=settings.kv_blocks + 1,  # one is vLLM's null block
+        max_num_seqs=settings.max_sessions,
+        max_num_batched_tokens=max(settings.max_batched_tokens, settings.max_sessions),
+        enable_prefix_caching=True,
+        enforce_eager=cpu,
+        skip_tokenizer_init=not settings.max_images,
+        generation_config="vllm",  # the checkpoint's own sampling defaults must not leak in
+        scheduling_policy="priority",
+        scheduler_cls=f"tiderl.engine.scheduler.{scheduler}",
+        worker_extension_cls="tiderl.engine.weights.WorkerExtension",
+        weight_transfer_config=WeightTransferConfig(
+            backend="tiderl_ipc" if settings.weight_route == "ipc" else "tiderl_shared"
+        ),
+        additional_config={
+            "tiderl_counters": counters.path,
+            "tiderl_slots": counters.slots,
+            "tiderl_banned": list(settings.banned_token_ids),
+        },
+        logging_config=LoggingConfig(configure_logging=False),
+        **extra,
+    )
+
+
+def _kv_bytes(settings: EngineSettings) -> int:
+    """A KV size given outright spares vLLM its profiling run; the blocks themselves are overridden."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(str(settings.model)).get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width = 4 if settings.dtype == "float32" else 2
+    tokens = (settings.kv_blocks + 1) * settings.block_size
+    return 2 * tokens * heads * size * width * config.num_hidden_layers * 5 // 4 + (1 << 20)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text that says something."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[
+        :300
+    ]

