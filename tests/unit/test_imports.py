@@ -50,6 +50,7 @@ LIGHT = (
     "tiderl.cli.eval",
     "tiderl.cli.env",
     "tiderl.cli.bench",
+    "tiderl.cli.plot",
     "tiderl.environments",
     "tiderl.agents",
     "tiderl.agents.hermes",
