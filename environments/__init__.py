@@ -16,7 +16,7 @@ register("tide/Safe-v0", cls="tiderl.environments.safe:Safe")
 
 def _text_gym(name: str, **kwargs: object) -> object:
     """The adapter for `gymnasium/<name>`, imported when first used."""
-    from tiderl.environments.gymnasium_text import make_text_gym
+    from .gymnasium_text import make_text_gym
 
     return make_text_gym(name, **kwargs)
 

@@ -32,7 +32,7 @@ def evaluate(text: str) -> Fraction:
     """
     if len(text) > MAX_CHARS:
         raise BadExpression(f"the expression is longer than {MAX_CHARS} characters")
-    return _Parser(text.replace("×", "*").replace("÷", "/").replace("−", "-")).result()  # noqa: RUF001
+    return _Parser(text.replace("×", "*").replace("÷", "/").replace("−", "-")).result()
 
 
 def show(value: Fraction) -> str:

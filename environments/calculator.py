@@ -14,9 +14,10 @@ from tiderl.env import messages as m
 from tiderl.env.ends import EndReason
 from tiderl.env.tasks import LazyTasks
 from tiderl.env.tools import ToolFault
-from tiderl.environments.arithmetic import BadExpression, evaluate, same_number, show
-from tiderl.environments.problems import problem
 from tiderl.errors import EnvironmentFault
+
+from .arithmetic import BadExpression, evaluate, same_number, show
+from .problems import problem
 
 SYSTEM = (
     "You solve problems with a calculator. Give it an expression to use it. "

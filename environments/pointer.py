@@ -11,9 +11,10 @@ from typing import Any, Literal
 import tiderl
 from tiderl.env import messages as m
 from tiderl.env.tasks import LazyTasks
-from tiderl.environments.draws import Draws, draw_in_split
-from tiderl.environments.screen import COLOURS, SHAPES, Item, draw
 from tiderl.errors import EnvironmentFault
+
+from .draws import Draws, draw_in_split
+from .screen import COLOURS, SHAPES, Item, draw
 
 SIZES = {"train": 2048, "test": 256}
 MOVES = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}

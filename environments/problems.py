@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tiderl.environments.draws import Draws, draw_in_split
+from .draws import Draws, draw_in_split
 
 LOW, HIGH = 12, 99
 

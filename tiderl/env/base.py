@@ -22,7 +22,8 @@ from tiderl.env.ends import EndReason
 from tiderl.env.limits import NAMES, Limits, cut_observation, limits_of
 from tiderl.env.spaces import MessageSpace, ReplySpace
 from tiderl.env.tasks import TaskLists
-from tiderl.env.tools import Tool, ToolFault, call_name, call_tool, collect
+from tiderl.env.tools import Tool, ToolFault, collect
+from tiderl.env.turn import respond
 from tiderl.errors import EnvironmentFault, InfrastructureError, TideError
 
 TOLERANCE = 1e-9
@@ -167,7 +168,12 @@ class AgentEnv(gymnasium.Env[Observation, Any]):
     @property
     def has_oracle(self) -> bool:
         """Whether this class brings an oracle of its own."""
-        return type(self).oracle is not AgentEnv.oracle
+        return self.overrides("oracle")
+
+    @classmethod
+    def overrides(cls, method: str) -> bool:
+        """Whether this class brings a method of its own instead of the one here."""
+        return getattr(cls, method) is not getattr(AgentEnv, method)
 
     @cached_property
     def observation_space(self) -> Any:  # type: ignore[override]
@@ -238,8 +244,8 @@ class AgentEnv(gymnasium.Env[Observation, Any]):
             self.turn += 1
         self._gained, self._acting = 0.0, True
         try:
-            answer, faults, executed = self._respond(action)
-            self._invalid_row = self._invalid_row + 1 if faults and not executed else 0
+            answer = respond(self, action)
+            self._invalid_row = self._invalid_row + 1 if answer.faults and not answer.executed else 0
             if self._end is None:
                 self._apply_limits()
         finally:
@@ -247,12 +253,12 @@ class AgentEnv(gymnasium.Env[Observation, Any]):
         reward = self._gained
         self._return += reward
         info = self._info()
-        if faults:
-            info["invalid_action"] = "; ".join(faults)
+        if answer.faults:
+            info["invalid_action"] = "; ".join(answer.faults)
         self.timings["step"] = time.perf_counter() - began
         ended = self._end
         return (
-            self._cut(answer),
+            self._cut(answer.messages),
             reward,
             ended is not None and ended.terminal,
             ended is not None and not ended.terminal,
@@ -313,21 +319,32 @@ class AgentEnv(gymnasium.Env[Observation, Any]):
         return number
 
     @contextmanager
-    def _author(self, what: str) -> Iterator[None]:
-        """Run an author's code; a failure ends the episode as an infrastructure failure."""
+    def _author(self, what: str, *, faults: bool = False) -> Iterator[None]:
+        """Run an author's code; a failure ends the episode as an infrastructure failure.
+
+        With `faults`, a `ToolFault` passes: it is the author's word to the model about a bad call.
+        """
         try:
             yield
-        except ToolFault:
-            raise
+        except ToolFault as fault:
+            if faults:
+                raise
+            raise self._broken(
+                f"{what} of {type(self).__name__} raised a ToolFault: {fault}", fault
+            ) from fault
         except TideError:
             self._end = EndReason.INFRASTRUCTURE
             raise
-        except Exception as error:
-            self._end = EndReason.INFRASTRUCTURE
+        # Whatever an author's code raises, `sys.exit` included, must reach the driver as an error of ours.
+        except (Exception, SystemExit) as error:
             text = f"{what} of {type(self).__name__} raised {type(error).__name__}: {error}"
-            if isinstance(error, (OSError, EOFError)):
-                raise InfrastructureError(text, where=plain.place_of(error)) from error
-            raise EnvironmentFault(text, where=plain.place_of(error), fix="repair the environment") from error
+            raise self._broken(text, error) from error
+
+    def _broken(self, text: str, error: BaseException) -> TideError:
+        self._end = EndReason.INFRASTRUCTURE
+        if isinstance(error, (OSError, EOFError)):
+            return InfrastructureError(text, where=plain.place_of(error))
+        return EnvironmentFault(text, where=plain.place_of(error), fix="repair the environment")
 
     def _opening(self, given: Any) -> list[m.Message]:
         if (
@@ -350,66 +367,6 @@ class AgentEnv(gymnasium.Env[Observation, Any]):
         )
         return observation
 
-    def _respond(self, action: Any) -> tuple[list[m.Message], list[str], bool]:
-        """The new messages, what was malformed, and whether anything was executed."""
-        if isinstance(action, str):
-            action = {"role": "assistant", "content": action}
-        content = action.get("content") if isinstance(action, dict) else None
-        if not isinstance(action, dict) or not isinstance(content, (str, list, type(None))):
-            fault = f"a reply must be text or an assistant message, not {type(action).__name__}"
-            return [m.user(f"Error: {fault}.")], [fault], False
-        calls = action.get("tool_calls")
-        if calls:
-            return self._answer_all(calls if isinstance(calls, (list, tuple)) else [calls])
-        text = content if isinstance(content, str) else _loose_text(content or [])
-        cls = type(self)
-        if cls.reply is not AgentEnv.reply:
-            with self._author("reply"):
-                answer = m.parts_of(self.reply(text))
-        elif cls.score is not AgentEnv.score:
-            with self._author("score"):
-                scored = self.score(text)
-                reward, feedback = scored if isinstance(scored, tuple) else (scored, None)
-                self.finish(reward)
-                answer = m.parts_of(feedback)
-        elif self._tools:
-            return self._no_tool()
-        else:
-            raise EnvironmentFault(
-                f"{cls.__name__} cannot answer", fix="write score, reply, a @tiderl.tool method, or step"
-            )
-        return ([m.user(*answer)] if answer else []), [], True
-
-    def _no_tool(self) -> tuple[list[m.Message], list[str], bool]:
-        names = ", ".join(self._tools)
-        if self.on_no_tool == "finish":
-            self.finish(0.0)
-            return [], [], True
-        if self.on_no_tool == "nudge":
-            return [m.user(f"Call one of the tools: {names}.")], [], True
-        fault = f"the reply calls no tool; the tools are: {names}"
-        return [m.user(f"Error: {fault}.")], [fault], False
-
-    def _answer_all(self, calls: Sequence[Any]) -> tuple[list[m.Message], list[str], bool]:
-        """Each call answered once and in order; after `finish` the rest is answered, not executed."""
-        answers, faults, executed = [], [], False
-        for position, call in enumerate(calls):
-            given = call.get("id") if isinstance(call, dict) else None
-            call_id = given if isinstance(given, str) and given else f"call_{self.turn}_{position}"
-            name = call_name(call) or "unknown"
-            if self._end is not None:
-                answers.append(m.tool(call_id, name, "The task has ended; this call was not executed."))
-                continue
-            try:
-                with self._author(f"tool {name!r}"):
-                    parts = m.parts_of(call_tool(self, self._tools, call))
-                executed = True
-            except ToolFault as fault:
-                faults.append(str(fault))
-                parts = m.parts_of(f"Error: {fault}.")
-            answers.append(m.tool(call_id, name, *parts))
-        return answers, faults, executed
-
     def _apply_limits(self) -> None:
         if self._invalid_row >= self.max_invalid_actions:
             self._cut_short(EndReason.INVALID_ACTIONS)
@@ -420,9 +377,3 @@ class AgentEnv(gymnasium.Env[Observation, Any]):
         with self._author("on_truncate"):
             self.give(self.on_truncate(reason))
         self._end = reason
-
-
-def _loose_text(parts: list[Any]) -> str:
-    """The text of an assistant message's parts, whatever else a model put there."""
-    texts = [part.get("text") for part in parts if isinstance(part, dict)]
-    return "\n".join(text for text in texts if isinstance(text, str))

@@ -14,6 +14,7 @@ import importlib.util
 import inspect
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ from tiderl.env.limits import Limits, limits_of
 from tiderl.errors import EnvironmentFault, TideError, UnknownEnvironment, nearest
 
 GROUP = "tiderl.environments"
+MAKE = "tiderl.env.registry:make"
+FILE_PREFIX = "tiderl_file_"
 ENV_ID = re.compile(r"[A-Za-z0-9_-]+/[A-Za-z0-9_.-]+-v\d+")
 T = TypeVar("T")
 
@@ -78,6 +81,7 @@ _entries: dict[str, _Entry] = {}
 _pending: list[importlib.metadata.EntryPoint] | None = None
 _broken: list[BrokenPlugin] = []
 _loading: list[str] = []
+_lock = threading.RLock()
 
 
 def register(id: str, *, cls: Any = None, nondeterministic: bool = False, **kwargs: Any) -> Callable[[T], T]:
@@ -110,12 +114,8 @@ def register(id: str, *, cls: Any = None, nondeterministic: bool = False, **kwar
             entry.package = known.package
         _entries[id] = entry
         gymnasium.registry.pop(id, None)
-        gymnasium.register(
-            id,
-            entry_point=_gymnasium_entry(target),
-            kwargs=dict(kwargs),
-            nondeterministic=nondeterministic,
-        )
+        point, arguments = _gymnasium_entry(id, target, kwargs)
+        gymnasium.register(id, entry_point=point, kwargs=arguments, nondeterministic=nondeterministic)
         return target
 
     if cls is not None:
@@ -144,12 +144,16 @@ def _module_of(target: Any) -> str:
     return target.partition(":")[0] if isinstance(target, str) else target.__module__
 
 
-def _gymnasium_entry(target: Any) -> Any:
-    """An import path wherever another process can import it, else the object itself."""
+def _gymnasium_entry(env_id: str, target: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """How Gymnasium makes it: an import path where another process can import it, else the object."""
     if isinstance(target, str):
-        return target
-    path = f"{target.__module__}:{target.__qualname__}"
-    return target if target.__module__ == "__main__" or "." in target.__qualname__ else path
+        if target.rpartition(":")[0].endswith(".py"):
+            return MAKE, {"env_id": env_id, **kwargs}
+        return target, dict(kwargs)
+    local = target.__module__ == "__main__" or "." in target.__qualname__
+    if local or target.__module__.startswith(FILE_PREFIX):
+        return target, dict(kwargs)
+    return f"{target.__module__}:{target.__qualname__}", dict(kwargs)
 
 
 def _entry_text(target: Any) -> str:
@@ -157,8 +161,8 @@ def _entry_text(target: Any) -> str:
     if isinstance(target, str):
         return target
     module = target.__module__
-    if module == "__main__":
-        file = getattr(sys.modules["__main__"], "__file__", None)
+    if module == "__main__" or module.startswith(FILE_PREFIX):
+        file = getattr(sys.modules.get(module), "__file__", None)
         module = str(Path(file).resolve()) if file else module
     return f"{module}:{target.__qualname__}"
 
@@ -191,7 +195,7 @@ def _module_from_file(path: Path) -> Any:
     main = sys.modules.get("__main__")
     if main is not None and getattr(main, "__file__", None) and Path(str(main.__file__)).resolve() == path:
         return main
-    name = "tiderl_file_" + re.sub(r"\W", "_", str(path))
+    name = FILE_PREFIX + re.sub(r"\W", "_", str(path))
     if name not in sys.modules:
         found = importlib.util.spec_from_file_location(name, path)
         if found is None or found.loader is None:
@@ -239,9 +243,10 @@ def _load(point: importlib.metadata.EntryPoint) -> None:
 
 def discover() -> None:
     """Load all plug-ins that are not loaded yet."""
-    for point in list(_plugins()):
-        if point in _plugins():
-            _load(point)
+    with _lock:
+        for point in list(_plugins()):
+            if point in _plugins():
+                _load(point)
 
 
 def broken_plugins() -> list[BrokenPlugin]:
@@ -267,14 +272,14 @@ def _ensure(env_id: str) -> None:
         UnknownEnvironment: with near matches, and the plug-ins that could not be loaded.
     """
     namespace = env_id.partition("/")[0]
-    order = sorted(_plugins(), key=lambda point: point.name not in (env_id, namespace))
-    for point in order:
+    with _lock:
+        for point in sorted(_plugins(), key=lambda point: point.name not in (env_id, namespace)):
+            if _has(env_id):
+                return
+            if point in _plugins():
+                _load(point)
         if _has(env_id):
             return
-        if point in _plugins():
-            _load(point)
-    if _has(env_id):
-        return
     near = nearest(env_id, _known()) or [known for known in _known() if namespace in known][:3]
     fix = "did you mean " + " or ".join(near) if near else "see: tiderl env list"
     if _broken:
@@ -300,12 +305,13 @@ def make(env_id: str, **kwargs: Any) -> AgentEnv:
         family = family_of(env_id)
         assert family is not None
         env = family.factory(env_id.partition("/")[2], **kwargs)
-        known = EnvSpec(env_id, entry_point="tiderl.env.registry:make", kwargs={"env_id": env_id, **kwargs})
+        known = EnvSpec(env_id, entry_point=MAKE, kwargs={"env_id": env_id, **kwargs})
     else:
         target = load_entry(entry.target) if isinstance(entry.target, str) else entry.target
         arguments = entry.kwargs | kwargs
         env = _construct(env_id, target, arguments)
-        known = dataclasses.replace(gymnasium.registry[env_id], kwargs=arguments)
+        known = dataclasses.replace(gymnasium.registry[env_id])
+        known.kwargs = {**known.kwargs, **kwargs}
     if not isinstance(env, AgentEnv):
         raise EnvironmentFault(
             f"{env_id} made a {type(env).__name__}, which is no AgentEnv", fix="return an AgentEnv"

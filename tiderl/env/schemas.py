@@ -111,7 +111,7 @@ _PLAIN: dict[Any, Kind] = {
 }
 
 
-def _choice(values: list[Any], build: Callable[[Any], Any]) -> Kind:
+def choice(values: list[Any], build: Callable[[Any], Any]) -> Kind:
     """One of some JSON scalars; a string that spells a number or a differently cased word is taken."""
     kinds = {type(value) for value in values}
     json_type = {str: "string", int: "integer", float: "number", bool: "boolean"}
@@ -192,7 +192,7 @@ def kind_of(hint: Any, where: str) -> Kind:
     if origin is typing.Annotated:
         return kind_of(args[0], where)
     if origin is typing.Literal:
-        return _choice(list(args), lambda value: value)
+        return choice(list(args), lambda value: value)
     if origin in (typing.Union, types.UnionType):
         return _union([kind_of(arg, where) for arg in args])
     if hint is list or origin is list:
@@ -204,7 +204,7 @@ def kind_of(hint: Any, where: str) -> Kind:
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         members = {member.value: member for member in hint}
         if members and all(isinstance(value, (str, int, float)) for value in members):
-            return _choice(list(members), members.__getitem__)
+            return choice(list(members), members.__getitem__)
     raise EnvironmentFault(
         f"the type hint {hint!r} cannot be turned into a JSON schema",
         where=where,
