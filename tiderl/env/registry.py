@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.metadata
 import importlib.util
 import inspect
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +24,7 @@ from gymnasium.envs.registration import EnvSpec
 from tiderl.env.adapters import families, family_of
 from tiderl.env.base import AgentEnv
 from tiderl.env.limits import Limits, limits_of
+from tiderl.env.plugins import BrokenPlugin, Plugins
 from tiderl.errors import EnvironmentFault, TideError, UnknownEnvironment, nearest
 
 GROUP = "tiderl.environments"
@@ -58,16 +57,6 @@ class EnvironmentSpec:
     oracle_maximum: bool
 
 
-@dataclass(frozen=True)
-class BrokenPlugin:
-    """An entry point that failed to load."""
-
-    name: str
-    value: str
-    package: str
-    error: str
-
-
 @dataclass
 class _Entry:
     id: str
@@ -78,10 +67,7 @@ class _Entry:
 
 
 _entries: dict[str, _Entry] = {}
-_pending: list[importlib.metadata.EntryPoint] | None = None
-_broken: list[BrokenPlugin] = []
-_loading: list[str] = []
-_lock = threading.RLock()
+_plugins = Plugins(GROUP)
 
 
 def register(id: str, *, cls: Any = None, nondeterministic: bool = False, **kwargs: Any) -> Callable[[T], T]:
@@ -101,7 +87,7 @@ def register(id: str, *, cls: Any = None, nondeterministic: bool = False, **kwar
 
     def add(target: T) -> T:
         _check_target(id, target)
-        name = _loading[-1] if _loading else _module_of(target).split(".")[0]
+        name = _plugins.loading or _module_of(target).split(".")[0]
         entry = _Entry(id, target, dict(kwargs), name, nondeterministic)
         known = _entries.get(id)
         if known is not None and _entry_text(known.target) != _entry_text(target):
@@ -210,49 +196,23 @@ def _module_from_file(path: Path) -> Any:
     return sys.modules[name]
 
 
-def _plugins() -> list[importlib.metadata.EntryPoint]:
-    """The entry points that are not loaded yet; ours first, then by name."""
-    global _pending
-    if _pending is None:
-        found = importlib.metadata.entry_points(group=GROUP)
-        _pending = sorted(found, key=lambda point: (_package_of(point) != "tiderl", point.name))
-    return _pending
-
-
-def _package_of(point: importlib.metadata.EntryPoint) -> str:
-    return point.dist.name if point.dist is not None else point.value.split(".")[0]
-
-
-def _load(point: importlib.metadata.EntryPoint) -> None:
-    _plugins().remove(point)
-    package = _package_of(point)
-    _loading.append(package)
-    try:
-        found = point.load()
-        if ENV_ID.fullmatch(point.name):
-            register(point.name, cls=found)
-        elif callable(found):
-            found()
-    # A foreign module may raise anything when it is imported; the error is kept and listed.
-    except (Exception, SystemExit) as error:  # noqa: BLE001
-        text = str(error) if isinstance(error, TideError) else f"{type(error).__name__}: {error}"
-        _broken.append(BrokenPlugin(point.name, point.value, package, text))
-    finally:
-        _loading.pop()
+def _take(name: str, found: Any) -> None:
+    """What an entry point gave: under an id it is the environment, else a module or what registers them."""
+    if ENV_ID.fullmatch(name):
+        register(name, cls=found)
+    elif callable(found):
+        found()
 
 
 def discover() -> None:
     """Load all plug-ins that are not loaded yet."""
-    with _lock:
-        for point in list(_plugins()):
-            if point in _plugins():
-                _load(point)
+    _plugins.load_all(_take)
 
 
 def broken_plugins() -> list[BrokenPlugin]:
-    """The plug-ins that failed to load, with their errors."""
-    discover()
-    return list(_broken)
+    """The plug-ins that failed to load, and the ids that cannot be described, with their errors."""
+    list_environments()
+    return list(_plugins.broken)
 
 
 def _known() -> Iterator[str]:
@@ -272,18 +232,13 @@ def _ensure(env_id: str) -> None:
         UnknownEnvironment: with near matches, and the plug-ins that could not be loaded.
     """
     namespace = env_id.partition("/")[0]
-    with _lock:
-        for point in sorted(_plugins(), key=lambda point: point.name not in (env_id, namespace)):
-            if _has(env_id):
-                return
-            if point in _plugins():
-                _load(point)
-        if _has(env_id):
-            return
-    near = nearest(env_id, _known()) or [known for known in _known() if namespace in known][:3]
+    if _plugins.load_until(lambda: _has(env_id), (env_id, namespace), _take):
+        return
+    word = env_id.rpartition("/")[2].lower()
+    near = nearest(env_id, _known()) or [known for known in _known() if word and word in known.lower()][:3]
     fix = "did you mean " + " or ".join(near) if near else "see: tiderl env list"
-    if _broken:
-        broken = "; ".join(f"{one.name} of {one.package} ({one.error})" for one in _broken)
+    if _plugins.broken:
+        broken = "; ".join(f"{one.name} of {one.package} ({one.error})" for one in _plugins.broken)
         fix += f"; plug-ins that could not be loaded: {broken}"
     raise UnknownEnvironment(f"there is no environment {env_id!r}", fix=fix)
 
@@ -398,7 +353,5 @@ def list_environments() -> list[EnvironmentSpec]:
             found.append(spec(env_id))
         except TideError as error:
             package = _entries[env_id].package if env_id in _entries else env_id.partition("/")[0]
-            broken = BrokenPlugin(env_id, env_id, package, str(error))
-            if all(one.name != env_id for one in _broken):
-                _broken.append(broken)
+            _plugins.note(BrokenPlugin(env_id, env_id, package, str(error)))
     return found
