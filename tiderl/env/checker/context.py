@@ -84,11 +84,11 @@ class Context:
     recorded: bool = False
     cache: dict[str, Any] = field(default_factory=dict)
 
-    def sample(self) -> list[tuple[str, Any, int]]:
+    def sample(self, per_split: int | None = None) -> list[tuple[str, Any, int]]:
         """Tasks spread evenly over each split: (split, task id, seed)."""
         chosen = []
         for split, ids in self.splits.items():
-            count = min(self.per_split, len(ids))
+            count = min(per_split or self.per_split, len(ids))
             for index in range(count):
                 position = index * (len(ids) - 1) // max(1, count - 1)
                 if valid_id(ids[position]):
@@ -102,6 +102,12 @@ class Context:
         if entry not in self.faults.setdefault(name, []):
             self.faults[name].append(entry)
         return name
+
+    def knows(self, crash: Crash) -> bool:
+        """Whether a crash is another item's fault, or one that valid actions have met as well."""
+        name, _ = classify(crash)
+        seen = self.faults.get("exceptions", [])
+        return name != "exceptions" or any(crash.location and crash.location in detail for detail, _ in seen)
 
     def record(self) -> None:
         """Play every sampled task with every policy, once for the whole check."""

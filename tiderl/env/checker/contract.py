@@ -13,6 +13,7 @@ from typing import Any
 from tiderl.env.checker.context import Context, Failed, Skipped, valid_id
 from tiderl.env.checker.driver import Crash, brief, limit
 from tiderl.env.checker.policies import malformed_actions
+from tiderl.env.checker.transcript import canonical
 from tiderl.env.ends import EndReason
 from tiderl.env.tasks import LazyTasks
 
@@ -50,6 +51,10 @@ def start(ctx: Context) -> str:
     return f"made and reset; {count} tasks, {len(ctx.tools)} tools, {ctx.max_turns} turns at most"
 
 
+COMPARED = 5_000
+"""About how many tasks of a split are compared with those of another."""
+
+
 def task_ids(tasks: Any) -> list[Any]:
     """The ids of a task list; None where a task has none. Lazy lists are not expanded."""
     if isinstance(tasks, LazyTasks):
@@ -79,12 +84,7 @@ def tasks(ctx: Context) -> str:
             raise Failed(
                 f"task id {twice!r} occurs twice in split {split!r}", "give each task an id of its own"
             )
-    for (a, left), (b, right) in combinations(ctx.splits.items(), 2):
-        if common := set(left) & set(right):
-            raise Failed(
-                f"splits {a!r} and {b!r} share {len(common)} tasks, for instance {min(common, key=str)!r}",
-                "divide the tasks so that no split holds another's",
-            )
+    _disjoint(ctx)
     with ctx.driver.session() as env, ctx.driver.session() as other:
         for split, ids in ctx.splits.items():
             for one in (env, other):
@@ -104,6 +104,33 @@ def tasks(ctx: Context) -> str:
                 )
     sizes = ", ".join(f"{split} {len(ids)}" for split, ids in ctx.splits.items())
     return f"{sizes}; ids unique, splits disjoint, reset obeys the id"
+
+
+def _disjoint(ctx: Context) -> None:
+    """No task, whatever its id, is in two splits: what counts is the rest of its content."""
+    found: dict[str, dict[str, Any]] = {}
+    with ctx.driver.session() as env:
+        for split in ctx.splits:
+            with ctx.driver.guard(f"the tasks of split {split!r}", 60.0):
+                all_tasks = env.tasks(split)
+                positions = range(0, len(all_tasks), max(1, len(all_tasks) // COMPARED))
+                found[split] = {
+                    content_of(all_tasks[position]): all_tasks[position] for position in positions
+                }
+    for (a, left), (b, right) in combinations(found.items(), 2):
+        if common := left.keys() & right.keys():
+            first = min(common)
+            raise Failed(
+                f"splits {a!r} and {b!r} share {len(common)} tasks, for instance task "
+                f"{left[first]['id']!r} of {a!r} is task {right[first]['id']!r} of {b!r}",
+                "divide the tasks so that no split holds another's",
+            )
+
+
+def content_of(task: Any) -> str:
+    """A text that two tasks share when they are the same but for their id."""
+    content = {key: value for key, value in task.items() if key != "id"}
+    return repr(canonical(content or task["id"]))
 
 
 def tools(ctx: Context) -> str:
@@ -218,6 +245,8 @@ def malformed(ctx: Context) -> str:
             try:
                 answer = ctx.driver.step(env, case.action, f"step with {case.label}")
             except Crash as crash:
+                if ctx.knows(crash):
+                    raise
                 raise Failed(f"{crash}, in task {task!r}, seed {seed}", fix) from crash
             observation, _, terminated, truncated, info = answer
             if not (observation or terminated or truncated):

@@ -106,6 +106,8 @@ def run_items(ctx: Context, reporter: Reporter, items: Iterable[Item] = ITEMS) -
 
 def _run(ctx: Context, item: Item) -> CheckItem:
     broken = [name for name in item.needs if ctx.states.get(name) == "fail"]
+    if "start" in item.needs and ctx.states["start"] == "skip":
+        broken = list(ctx.faults)
     if broken:
         return _charged(ctx, item.name) or CheckItem(
             item.name, "skip", f"not checked: see {', '.join(broken)}"
@@ -119,8 +121,6 @@ def _run(ctx: Context, item: Item) -> CheckItem:
         return _charged(ctx, item.name) or CheckItem(item.name, "skip", str(skipped))
     except Crash as crash:
         name = ctx.blame(crash)
-        if item.name == "start":
-            ctx.states["start"] = "fail"
         return _charged(ctx, item.name) or CheckItem(item.name, "skip", f"not checked: see {name}")
 
 
