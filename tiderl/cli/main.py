@@ -29,7 +29,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "env": ("tiderl.cli.env:app", "List, show, write, check and play environments."),
     "bench": ("tiderl.cli.bench:app", "Measure TideRL against other systems."),
     "plot": ("tiderl.cli.plot:plot", "Draw the learning curves of runs."),
-    "plot": ("tiderl.cli.plot:plot", "Draw the learning curves of runs."),
     "doctor": ("tiderl.cli.doctor:doctor", "Say what this machine has and what is missing."),
 }
 """Command name -> (where it lives, one line of help). Shown without importing anything."""
