@@ -14,9 +14,13 @@ first (`child.py`) and never touches the loop.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
+import importlib
 import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -49,6 +53,23 @@ _CPU = {"TORCH_COMPILE_DISABLE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
 @contextmanager
+def same_random_state() -> Iterator[None]:
+    """Put the global random states back: vLLM seeds them while it reads its configuration."""
+    import random
+
+    import numpy as np
+    import torch
+
+    states = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.random.set_rng_state(states[2])
+
+
+@contextmanager
 def environment(values: dict[str, str]) -> Iterator[None]:
     """Set environment variables and put the old ones back."""
     old = {name: os.environ.get(name) for name in values}
@@ -71,7 +92,7 @@ def in_fresh_thread(work: Callable[[], T]) -> Callable[[], T]:
     def run() -> None:
         try:
             box.append(work())
-        except BaseException as error:  # handed to the waiter, whatever it is
+        except BaseException as error:  # noqa: BLE001  # handed to the waiter, whatever it is
             failure.append(error)
 
     thread = threading.Thread(target=run, name="tiderl-engine-build", daemon=True)
@@ -86,8 +107,11 @@ def in_fresh_thread(work: Callable[[], T]) -> Callable[[], T]:
     return wait
 
 
-def import_vllm(log_path: str) -> None:
+def import_vllm(log_path: str, architecture: str) -> None:
     """Import vLLM with its log going to `log_path`.
+
+    On a CPU what the engine process needs is imported here too: a fork then finds it in place, and so does
+    the next engine.
 
     Raises:
         MissingExtra: vLLM is not installed.
@@ -100,7 +124,17 @@ def import_vllm(log_path: str) -> None:
             logger.setLevel(logging.WARNING)
         try:
             import vllm.v1.engine.async_llm
-            import vllm.v1.engine.core  # noqa: F401
+            import vllm.v1.engine.core
+
+            if on_cpu():
+                import vllm.v1.worker.cpu_worker  # noqa: F401
+                from vllm.model_executor.models.registry import _VLLM_MODELS
+
+                import tiderl.engine.scheduler
+                import tiderl.engine.weights  # noqa: F401
+
+                if architecture in _VLLM_MODELS:
+                    importlib.import_module(f"vllm.model_executor.models.{_VLLM_MODELS[architecture][0]}")
         except ModuleNotFoundError as error:
             raise MissingExtra(
                 f"the inference engine needs vLLM, and {error.name} is not installed",
@@ -130,7 +164,7 @@ def build(settings: EngineSettings, counters: Counters, log_path: str) -> AsyncL
     method = settings.start_method
     if method == "auto":
         method = "fork" if cpu else "spawn"
-    with _building, environment(values | {"VLLM_WORKER_MULTIPROC_METHOD": method}):
+    with _building, same_random_state(), environment(values | {"VLLM_WORKER_MULTIPROC_METHOD": method}):
         try:
             config = _arguments(settings, counters, cpu).create_engine_config()
         except (ValueError, OSError) as error:
@@ -140,13 +174,11 @@ def build(settings: EngineSettings, counters: Counters, log_path: str) -> AsyncL
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = method  # the CPU platform has just forced "spawn"
         original = EngineCoreProc.run_engine_core
         child.vllm_main = original
-        EngineCoreProc.run_engine_core = functools.partial(  # type: ignore[method-assign, assignment]
-            child.run_engine_core, options
-        )
+        EngineCoreProc.run_engine_core = functools.partial(child.run_engine_core, options)
         try:
             return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
         finally:
-            EngineCoreProc.run_engine_core = staticmethod(original)  # type: ignore[method-assign]
+            EngineCoreProc.run_engine_core = staticmethod(original)
 
 
 def _arguments(settings: EngineSettings, counters: Counters, cpu: bool) -> Any:
@@ -210,3 +242,50 @@ def first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[
         :300
     ]
+
+
+def wake_all(llm: Any) -> None:
+    """Everybody who still waits for an output of this engine learns that there will be none."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    llm.output_processor.propagate_error(EngineDeadError())
+
+
+def end(llm: Any) -> None:
+    """End an engine's processes and free what the client holds.
+
+    vLLM's own shutdown waits until its time is up before it kills; nothing of ours needs that grace.
+    """
+    for process in _processes(llm):
+        if process.is_alive():
+            kill_group(process.pid)
+    llm.shutdown(timeout=1.0)
+
+
+def end_when_built(built: asyncio.Future[Any]) -> None:
+    """Callback for a build nobody waits for any more."""
+    if not built.cancelled() and built.exception() is None and built.result() is not None:
+        end(built.result())
+
+
+def exit_of(llm: Any) -> str:
+    """How an engine's process ended, in words."""
+    codes = [process.exitcode for process in _processes(llm)]
+    for code in codes:
+        if code is not None and code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        if code is not None:
+            return f"exit code {code}"
+    return "exit code unknown"
+
+
+def kill_group(pid: int) -> None:
+    """Kill an engine process and what it started (it leads a group of its own)."""
+    if pid > 0:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def _processes(llm: Any) -> list[Any]:
+    manager = llm.engine_core.resources.engine_manager
+    return list(manager.processes) if manager is not None else []

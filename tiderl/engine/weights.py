@@ -94,8 +94,8 @@ def _fill_gaps(model: torch.nn.Module) -> None:
     """Complete linear layers of which only some tensors came.
 
     For each, the live value of every parameter is put in front of what was sent, so that the rebuild starts
-    from it. A packed CPU weight is read through the layer itself: its product with the identity is the weight,
-    exactly, since each sum has one non-zero term.
+    from it. A packed CPU weight is read through the layer itself: its product with the identity is the
+    weight, exactly, since each sum has one non-zero term.
     """
     for layer in model.modules():
         info = get_layerwise_info(layer)
@@ -104,10 +104,8 @@ def _fill_gaps(model: torch.nn.Module) -> None:
         if not 0 < info.load_numel < (info.load_numel_total or 0):
             continue
         if getattr(layer, "tp_size", 1) > 1:
-            raise RuntimeError(
-                f"only some tensors of {type(layer).__name__} {getattr(layer, 'prefix', '')} were sent and the"
-                " model is split over ranks: send all tensors of that layer"
-            )
+            name = getattr(layer, "prefix", type(layer).__name__)
+            raise RuntimeError(f"the model is split over ranks and only some tensors of {name} were sent")
         live = info.kernel_tensors[0]
         first = []
         for name, parameter in live.items():

@@ -1,0 +1,89 @@
+"""Pausing the engine: for a weight update, or to start many turns in one step.
+
+Invariant: the engine is paused exactly while somebody is inside `paused()`; always in mode `keep` with the
+caches left alone, since any other kind of pause ends or corrupts sessions that hold KV.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from tiderl.errors import EngineError
+
+
+class PauseGate:
+    """Counts who wants the engine paused, and turns on their way to it.
+
+    Args:
+        pause, resume: the two calls into the engine.
+        alive: raises when the engine is dead.
+    """
+
+    def __init__(
+        self,
+        pause: Callable[[], Awaitable[None]],
+        resume: Callable[[], Awaitable[None]],
+        alive: Callable[[], None],
+    ) -> None:
+        self._pause, self._resume, self._alive = pause, resume, alive
+        self._holders = 0
+        self._lock = asyncio.Lock()
+        self._begun = 0
+        self._settled = 0
+
+    @contextmanager
+    def counting(self) -> Iterator[Callable[[], None]]:
+        """Around one turn: it counts as settled once it was sent, or when it ends without that."""
+        self._begun += 1
+        settled = False
+
+        def settle() -> None:
+            nonlocal settled
+            self._settled += not settled
+            settled = True
+
+        try:
+            yield settle
+        finally:
+            settle()
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """Nothing is scheduled inside; requests are taken and wait. May be nested and concurrent."""
+        async with self._lock:
+            if self._holders == 0:
+                await self._pause()
+            self._holders += 1
+        try:
+            yield
+        finally:
+            # Shielded: an engine left paused by a cancelled holder would stop everybody.
+            await asyncio.shield(asyncio.ensure_future(self._leave()))
+
+    @asynccontextmanager
+    async def hold(self, turns: int | None, timeout: float) -> AsyncIterator[None]:
+        """See `VLLMEngine.hold`."""
+        self._alive()
+        async with self.paused():
+            begun, settled = self._begun, self._settled
+            yield
+            try:
+                async with asyncio.timeout(timeout):
+                    await asyncio.sleep(0)  # tasks made inside the block take their first step
+                    while self._settled - settled < (self._begun - begun if turns is None else turns):
+                        self._alive()
+                        await asyncio.sleep(0.0005)
+            except TimeoutError as error:
+                raise EngineError(
+                    f"only {self._settled - settled} of {turns} held turns reached the engine within"
+                    f" {timeout:.0f} s",
+                    where="lockstep",
+                ) from error
+
+    async def _leave(self) -> None:
+        async with self._lock:
+            self._holders -= 1
+            if self._holders == 0:
+                await self._resume()
