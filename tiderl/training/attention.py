@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -22,14 +21,12 @@ class TreePlan:
 
     def __init__(self, blocks: list[AttentionBlock], device: torch.device, dtype: torch.dtype) -> None:
         self.blocks = blocks
-        self.masks: list[torch.Tensor | None] = []
+        self.inner_masks: list[torch.Tensor] = []
+        """Additive (queries, queries) masks among each block's own tokens; older keys are all ancestors."""
         for block in blocks:
-            if block.mask is None:
-                self.masks.append(None)
-                continue
-            allowed = torch.from_numpy(np.ascontiguousarray(block.mask)).to(device)
+            allowed = torch.from_numpy(block.inner).to(device)
             bias = torch.zeros(allowed.shape, dtype=dtype, device=device)
-            self.masks.append(bias.masked_fill_(~allowed, float("-inf")))
+            self.inner_masks.append(bias.masked_fill_(~allowed, float("-inf")))
 
 
 def tree_attention(
@@ -50,13 +47,13 @@ def tree_attention(
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     outputs = []
-    for block, mask in zip(tree_plan.blocks, tree_plan.masks, strict=True):
+    for block, inner in zip(tree_plan.blocks, tree_plan.inner_masks, strict=True):
+        before = sum(b - a for a, b in block.keys) - len(inner)
+        mask = F.pad(inner, (before, 0))
         k = torch.cat([key[:, :, a:b] for a, b in block.keys], 2)
         v = torch.cat([value[:, :, a:b] for a, b in block.keys], 2)
         q = query[:, :, block.start : block.end]
-        outputs.append(
-            F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling)
-        )
+        outputs.append(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling))
     order = sorted(range(len(outputs)), key=lambda i: tree_plan.blocks[i].start)
     return torch.cat([outputs[i] for i in order], 2).transpose(1, 2).contiguous(), None
 

@@ -18,6 +18,7 @@ import torch
 
 from tiderl.errors import ModelError
 from tiderl.training import attention
+from tiderl.training.decoder import TreeDecoder
 from tiderl.training.head import selected_logprobs
 from tiderl.training.lora import LoraSites, attach
 from tiderl.training.packing import Item, Pack, pack_rows, pack_tree
@@ -83,6 +84,7 @@ class CausalModel:
         self.config = self.base.config.get_text_config()
         self.decoder = self.base.get_decoder()
         self.shares_prefix = settings.share_prefix == "auto" and self._full_attention()
+        self.tree_decoder = TreeDecoder.of(self.decoder) if self.shares_prefix else None
         self._probe()
 
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -109,9 +111,8 @@ class CausalModel:
             raise ValueError("base weights exist only below a LoRA adapter")
         context = self.sites.disabled() if base and self.sites else nullcontext()
         with context, torch.no_grad() if base else nullcontext():
-            hidden = self._hidden(pack)
             return selected_logprobs(
-                hidden[torch.from_numpy(pack.rows).to(self.device)],
+                self._hidden(pack),
                 self.base.get_output_embeddings().weight,
                 torch.from_numpy(pack.pair_row).to(self.device),
                 torch.from_numpy(pack.pair_target).to(self.device),
@@ -155,21 +156,20 @@ class CausalModel:
         self.base.config.save_pretrained(str(folder))
 
     def _hidden(self, pack: Pack) -> torch.Tensor:
-        """Last hidden states, (tokens, width)."""
+        """Last hidden states of the pack's rows, (rows, width)."""
+        rows = torch.from_numpy(pack.rows).to(self.device)
         ids = torch.from_numpy(pack.ids).to(self.device)
         positions = torch.from_numpy(pack.positions).to(self.device)
         if pack.attention_mask is None:
+            plan = attention.TreePlan(pack.blocks, self.device, self.dtype)
+            if self.tree_decoder is not None:
+                return self.tree_decoder.hidden(ids[0], positions[0], plan, rows)
             with self._attention(attention.NAME):
-                out = self.decoder(
-                    input_ids=ids,
-                    position_ids=positions,
-                    use_cache=False,
-                    tree_plan=attention.TreePlan(pack.blocks, self.device, self.dtype),
-                )
+                out = self.decoder(input_ids=ids, position_ids=positions, use_cache=False, tree_plan=plan)
         else:
             mask = torch.from_numpy(pack.attention_mask).to(self.device)
             out = self.decoder(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False)
-        return out.last_hidden_state.flatten(0, 1)
+        return out.last_hidden_state.flatten(0, 1)[rows]
 
     @contextmanager
     def _attention(self, name: str) -> Iterator[None]:
@@ -194,6 +194,11 @@ class CausalModel:
         items = [Item(r, np.arange(4, len(r), dtype=np.int64)) for r in (ids, other)]
         expected = [self._plain(item) for item in items]
         tolerance = PROBE_TOLERANCE[self.dtype]
+        if self.tree_decoder is not None and self._gap(items, expected) > tolerance:
+            log.warning(
+                "%s: the fused decoder does not fit this model; its own modules are used", self.folder
+            )
+            self.tree_decoder = None
         if self.shares_prefix and self._gap(items, expected) > tolerance:
             log.warning("%s: sharing prefixes is not exact for this model; padded rows are used", self.folder)
             self.shares_prefix = False

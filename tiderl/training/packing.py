@@ -44,8 +44,9 @@ class AttentionBlock:
     start: int
     end: int
     keys: tuple[tuple[int, int], ...]
-    mask: np.ndarray | None
-    """Bool (queries, keys), True = attend; None when the mask is exactly causal over one range."""
+    inner: np.ndarray
+    """Bool (queries, queries), True = attend: which of the block's own tokens see which. All keys before
+    them are ancestors of every query."""
 
 
 @dataclass
@@ -249,16 +250,10 @@ def _extend(ranges: tuple[tuple[int, int], ...], start: int, end: int) -> tuple[
 def _block(
     parent: np.ndarray, start: int, end: int, ancestors: tuple[tuple[int, int], ...]
 ) -> AttentionBlock:
-    keys = _extend(ancestors, start, end)
-    before = sum(b - a for a, b in ancestors)
     n = end - start
-    chain = bool((parent[start + 1 : end] == np.arange(start, end - 1)).all())
-    if chain and not before:
-        return AttentionBlock(start, end, keys, None)
-    inside = np.eye(n, dtype=bool)
+    inner = np.eye(n, dtype=bool)
     for i in range(1, n):  # a node sees what its parent sees, and itself
         p = int(parent[start + i]) - start
         if p >= 0:
-            inside[i, : p + 1] |= inside[p, : p + 1]
-    mask = np.concatenate([np.ones((n, before), dtype=bool), inside], axis=1)
-    return AttentionBlock(start, end, keys, mask)
+            inner[i, : p + 1] |= inner[p, : p + 1]
+    return AttentionBlock(start, end, _extend(ancestors, start, end), inner)

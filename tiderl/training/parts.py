@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tiderl.config import RunConfig
 from tiderl.env.registry import spec as environment_spec
@@ -149,6 +149,8 @@ def _rollout_settings(config: RunConfig) -> RolloutSettings:
 
 
 def _load_replica(config: RunConfig, model: Path) -> Replica:
+    import torch
+
     from tiderl.training.replica import Replica
 
     lora = config.model.lora
@@ -159,7 +161,8 @@ def _load_replica(config: RunConfig, model: Path) -> Replica:
             dtype=config.model.dtype,
             lora=LoraSettings(rank=lora.rank, alpha=lora.alpha) if lora else None,
             threads=training.threads or cores(),
-            **_microbatch(config),
+            device="cuda" if torch.cuda.is_available() else "cpu",
+            max_tokens_per_microbatch=training.microbatch_tokens,
         ),
         OptimSettings(
             learning_rate=training.learning_rate,
@@ -173,10 +176,6 @@ def _load_replica(config: RunConfig, model: Path) -> Replica:
     )
     replica.load()
     return replica
-
-
-def _microbatch(config: RunConfig) -> dict[str, Any]:
-    return {"max_tokens_per_microbatch": config.training.microbatch_tokens}
 
 
 def loss_settings(config: RunConfig) -> LossSettings:

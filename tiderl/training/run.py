@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiderl.config import RunConfig
 from tiderl.errors import TideError
+from tiderl.telemetry.curve import draw_curves
 from tiderl.telemetry.metrics import MetricsLog, write_json
 from tiderl.telemetry.progress import RunProgress
 from tiderl.training.clock import ShareClock
@@ -209,6 +210,8 @@ class TrainingRun:
         self._counters.add_to(self.totals, parts.engine.stats())
         summary = self._summary(after)
         write_json(self.folder.path / "summary.json", summary)
+        if self.totals.updates:
+            draw_curves([self.folder.path], self.folder.path / "curve.png")
         if after is not None:
             self.progress.say(f"after training:  {after.line()}")
         return summary
