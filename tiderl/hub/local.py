@@ -25,7 +25,15 @@ from typing import Any, Self
 
 import zmq
 
-from tiderl.errors import Busy, ConfigError, EnvironmentFault, InfrastructureError, TideError, WorkerDied
+from tiderl.errors import (
+    Busy,
+    ConfigError,
+    EnvironmentFault,
+    InfrastructureError,
+    ResourceError,
+    TideError,
+    WorkerDied,
+)
 from tiderl.hub import launch, origin
 from tiderl.hub.client import RemoteSession, WorkerConnection
 from tiderl.hub.process import WorkerExit, WorkerProcess
@@ -120,6 +128,7 @@ class LocalHub:
         Raises:
             WorkerDied: a worker ended while it started; the text has its exit code and its log's end.
             StepTimeout: a worker did not answer within `start_timeout`.
+            ResourceError: the interpreter is missing, or the system refuses another process.
         """
         if self._open:
             raise ConfigError("this hub is already open", fix="use one LocalHub per `async with`")
@@ -269,6 +278,7 @@ class LocalHub:
             process.kill()
             fix = f"install the tiderl of this program for {self._python}"
             raise InfrastructureError("the worker speaks another version of the protocol", fix=fix)
+        process.serving = reply.pid
         worker.ready = True
         self._failed_starts = 0
         self._grant()
@@ -293,12 +303,16 @@ class LocalHub:
             self._fail_waiters(died)
 
     async def _replace(self, delay: float) -> None:
-        await asyncio.sleep(delay)
         self.replaced += 1
-        try:
-            await self._launch()
-        except TideError as error:
-            logger.warning("a worker could not be replaced: %s", error)
+        await asyncio.sleep(delay)
+        while True:
+            try:
+                return await self._launch()
+            except ResourceError as error:  # no process was made, so nobody else tries again
+                logger.warning("a worker could not be replaced: %s", error)
+                await asyncio.sleep(1.0)
+            except TideError as error:  # its process has ended, and `_ended` has planned the next
+                return logger.warning("a worker could not be replaced: %s", error)
 
     def _fail_waiters(self, error: TideError) -> None:
         for waiter in self._waiters:

@@ -1,6 +1,6 @@
 """A worker process as its hub sees it: started in a group of its own, reaped by a thread of its own.
 
-Invariants: when `on_exit` runs, every process of the worker's group has been killed; the end is noticed
+Invariants: when `on_exit` runs, every process of the worker has been killed; the end is noticed
 by the operating system's word (`waitid`), not by a time-out.
 """
 
@@ -16,7 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tiderl.errors import ResourceError
 from tiderl.hub import launch
+from tiderl.hub.watchdog import kill_below
 
 _TAIL_LINES = 20
 _TAIL_BYTES = 4000
@@ -54,6 +56,9 @@ class WorkerExit:
 class WorkerProcess:
     """Starts `python -m tiderl.hub.worker` and tells the event loop when it has ended.
 
+    Raises:
+        ResourceError: the interpreter is missing or the system refuses another process.
+
     Args:
         name: unique within `folder`; names the socket, the log and the note.
         folder: private folder of the hub (mode 0700).
@@ -76,30 +81,40 @@ class WorkerProcess:
         self._loop, self._on_exit = loop, on_exit
         self._reaping = threading.Lock()
         self.exited = asyncio.Event()
+        self.serving: int | None = None
+        """Process id of the serving half, once it has told."""
         command = [python, "-P", "-m", "tiderl.hub.worker", "--endpoint", self.endpoint]
         command += ["--parent", str(os.getpid()), "--capacity", str(capacity), "--note", str(self._note)]
-        with open(self._log, "ab", opener=_private) as log:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=launch.variables(python, environ),
-                start_new_session=True,
-            )
+        try:
+            with open(self._log, "ab", opener=_private) as log:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=launch.variables(python, environ),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            fix = "give the path of a Python interpreter that has tiderl, and free memory and process slots"
+            raise ResourceError(f"a worker cannot be started with {python}: {error}", fix=fix) from error
         self.pid = self._process.pid
         self._thread = threading.Thread(target=self._reap, name=f"reap-{name}", daemon=True)
         self._thread.start()
 
     def kill(self) -> None:
-        """Kill every process of the worker's group; safe at any time, also after its end."""
+        """Kill every process of the worker; safe at any time, also after its end."""
         with self._reaping:
+            if self._process.returncode is not None:
+                return
             # Not reaped yet: the process id, and so the group's, cannot belong to anybody else.
-            if self._process.returncode is None:
-                try:
-                    os.killpg(self.pid, signal.SIGKILL)
-                except (ProcessLookupError, PermissionError):
-                    return
+            kill_below(self.pid)
+            if self.serving is not None and _group_of(self.serving) == self.pid:
+                kill_below(self.serving)  # the first process is gone, and those below it moved away
+            try:
+                os.killpg(self.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                return
 
     def _reap(self) -> None:
         try:
@@ -140,6 +155,13 @@ def tail(log: Path) -> str:
     except OSError:
         return ""
     return "\n".join(lines[-_TAIL_LINES:])
+
+
+def _group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return None
 
 
 def _private(path: str, flags: int) -> int:

@@ -4,22 +4,26 @@ The worker's first process forks: the child serves sessions (`host.py`), the par
 one thread, imports nothing heavy and holds no lock of the child, so it also ends an environment that
 blocks in C code. It leads the worker's process group.
 
-Invariants: a call past its deadline, or the death of the hub's process, ends every process of the
-worker; how the worker ended is written to the note file before its first process ends.
+Invariants: a call past its deadline, the death of the hub's process, or the end of the child ends every
+process below the worker, whatever its group; how the worker ended is written to the note file before its
+first process ends.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import NoReturn
 
 from tiderl.hub.deadlines import DeadlineTable
 
+_PR_SET_CHILD_SUBREAPER = 36
 _TICK = 0.04
 _HOUSEKEEPING = 0.5
 _MAX_LOG_BYTES = 8 * 2**20
@@ -73,13 +77,15 @@ def watch(child: int, table: DeadlineTable, *, parent: int, note: Path, folder: 
     """
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    _adopt_orphans()
     first_parent = os.getppid()
     next_look = 0.0
     while True:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == child:
             code = os.waitstatus_to_exitcode(status)
             _write(note, {"reason": "exit", "code": code})
+            kill_below(os.getpid())  # what the environments left behind
             os._exit(code if code >= 0 else 128 - code)
         now = time.monotonic()
         late = table.overdue(now)
@@ -94,6 +100,12 @@ def watch(child: int, table: DeadlineTable, *, parent: int, note: Path, folder: 
                 shutil.rmtree(folder, ignore_errors=True)
                 _end()
         time.sleep(_TICK)
+
+
+def _adopt_orphans() -> None:
+    # So that a process whose parent has ended stays below us and can be found.
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _end() -> NoReturn:
