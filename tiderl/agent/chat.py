@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..env.images import image_hash
 from ..env.messages import copy_messages
 from .base import Message, Tokenizer, Tool, images_of, make_action, text_of
 from .bridge import ChatBridge, Delta
@@ -117,6 +118,11 @@ class ChatEpisode:
         self._tools: list[Tool] = []
         self._shown: list[Message] = []
         self._sampled: list[int] = []
+
+    @property
+    def new_image_hashes(self) -> list[str]:
+        """Content hashes of `new_images`, as `TokenRecord.append_context` takes them."""
+        return [image_hash(image) for image in self.new_images]
 
     @property
     def turn(self) -> int:

@@ -1,14 +1,15 @@
 """The token record of one episode: the only place where token ids live.
 
 Invariants: append-only; `ids`, `mask`, `logprobs` and `versions` always have equal length; `mask` is 1
-exactly on tokens the engine sampled; a sampled token's version is >= 0, a context token's is -1.
+exactly on tokens the engine sampled (nowhere in a copy made by `masked`); a sampled token's version is
+>= 0, a context token's is -1. Each turn's tokens are known by `turns`, whatever the mask.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass
@@ -21,21 +22,25 @@ class TokenRecord:
     versions: list[int] = field(default_factory=list)
     turns: list[tuple[int, int]] = field(default_factory=list)
     """[start, end) of each sampled span, in order."""
+    images: list[str] = field(default_factory=list)
+    """Content hashes of the images whose placeholders stand in `ids`, in order."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def append_context(self, ids: Sequence[int]) -> None:
-        """Append tokens the engine did not sample (prompt, observation, template)."""
+    def append_context(self, ids: Sequence[int], images: Sequence[str] = ()) -> None:
+        """Append tokens the engine did not sample (prompt, observation, template).
+
+        `images` are the content hashes of the images in them, one for each placeholder.
+        """
         n = len(ids)
+        self.images.extend(images)
         self.ids.extend(int(i) for i in ids)
         self.mask.extend([0] * n)
         self.logprobs.extend([0.0] * n)
         self.versions.extend([-1] * n)
 
-    def append_sampled(
-        self, ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]
-    ) -> None:
+    def append_sampled(self, ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> None:
         """Append one turn's sampled tokens.
 
         Raises:
@@ -56,6 +61,15 @@ class TokenRecord:
         self.logprobs.extend(float(x) for x in logprobs)
         self.versions.extend(int(v) for v in versions)
         self.turns.append((start, len(self.ids)))
+
+    def masked(self) -> TokenRecord:
+        """A copy in which no token carries loss."""
+        return replace(self, mask=[0] * len(self.mask))
+
+    @property
+    def sampled_tokens(self) -> int:
+        """How many tokens the engine sampled, with or without loss."""
+        return sum(end - start for start, end in self.turns)
 
     @property
     def prompt_length(self) -> int:
