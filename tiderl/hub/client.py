@@ -275,8 +275,9 @@ class RemoteSession:
         return self._closing
 
     async def _close(self) -> None:
-        # A call that was cancelled may still run in the worker, until its own limit.
-        limit = max(self._step_timeout, self._reset_timeout) + _CLOSE_TIMEOUT
+        limit = _CLOSE_TIMEOUT
+        if self._abandoned:  # a call that was cancelled may still run in the worker, until its own limit
+            limit += max(self._step_timeout, self._reset_timeout)
         what = f"close of {self._env_id}"
         try:
             reply = await self._connection.call(self.id, self._seq, Close(), limit=limit, what=what)

@@ -35,7 +35,10 @@ from tiderl.hub.protocol import (
     unpack_request,
 )
 
-_STOP_GRACE = 3.0
+_CLOSE_GRACE = 3.0
+"""Seconds that environments have to close when the worker stops."""
+_BUSY_GRACE = 0.5
+"""Seconds for those in the middle of a call, which may never end."""
 _BURST = 256
 
 
@@ -57,7 +60,7 @@ class Host:
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         self._woken = False
-        self._stop_at: float | None = None
+        self._stopped_at: float | None = None
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         # Each client has at most one call per session under way, so the queues are bounded by that.
@@ -71,14 +74,21 @@ class Host:
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._wake_read, zmq.POLLIN)
-        while self._stop_at is None or (self._sessions and time.monotonic() < self._stop_at):
-            poller.poll(200 if self._stop_at else 500)
+        while not self._may_leave():
+            poller.poll(500 if self._stopped_at is None else 50)
             self._receive()
             self._send()
             if os.getppid() != self._watchdog:
                 os.killpg(0, signal.SIGKILL)  # nobody enforces our deadlines any more
         self._send()
         self._context.destroy()
+
+    def _may_leave(self) -> bool:
+        if self._stopped_at is None:
+            return False
+        waited = time.monotonic() - self._stopped_at
+        closing = any(not session.busy for session in self._sessions.values())
+        return not self._sessions or waited > (_CLOSE_GRACE if closing else _BUSY_GRACE)
 
     def post(self, to: Address, frames: list[bytes]) -> None:
         """Queue a reply; from any thread."""
@@ -116,7 +126,7 @@ class Host:
         if isinstance(op, Ping):
             self.post(sender, pack(Pong(VERSION, os.getpid(), self._table.slots)))
         elif isinstance(op, Stop):
-            self._stop_at = time.monotonic() + _STOP_GRACE
+            self._stopped_at = time.monotonic()
             for one in self._sessions.values():
                 one.ask_to_close()
         elif session is not None:
@@ -130,7 +140,7 @@ class Host:
             self.post(sender, pack(Failure(InfrastructureError.__name__, what)))
 
     def _open(self, sender: Address, request: Request) -> None:
-        if not self._free or self._stop_at is not None:
+        if not self._free or self._stopped_at is not None:
             busy = Busy(f"the worker's {self._table.slots} sessions are all taken", retry_after=1.0)
             self.post(sender, pack(failure_of(busy, "worker")))
             return

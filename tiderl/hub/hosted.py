@@ -107,6 +107,11 @@ class HostedSession:
             self._table.arm(self.slot, self._limit(request.op))
         self._queue.put(request.op)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a call runs."""
+        return self._recorded is None
+
     def ask_to_close(self) -> None:
         """Close when the running call has ended, for nobody in particular."""
         self._queue.put(Close())

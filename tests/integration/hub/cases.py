@@ -39,6 +39,9 @@ class Echo(tiderl.AgentEnv):
     def oracle(self) -> str:
         return "end"
 
+    def on_truncate(self, reason: Any) -> float:
+        return 0.25
+
 
 @tiderl.register("case/Keep-v0")
 class Keep(tiderl.AgentEnv):

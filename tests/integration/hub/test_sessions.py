@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zmq
 
 import tiderl
+from tiderl.env import EndReason
 from tiderl.env import messages as m
 from tiderl.errors import Busy, ConfigError, EnvironmentFault, InfrastructureError, UnknownEnvironment
 from tiderl.hub.local import LocalHub
-from tiderl.hub.protocol import Observed, Step
+from tiderl.hub.protocol import Failure, Observed, Request, Step, pack, unpack_reply
 
 
 def same(one: Any, other: Any) -> bool:
@@ -222,6 +224,45 @@ async def test_t87_a_teardown_that_raises_frees_its_place() -> None:
                 await env.reset(seed=0)
         assert hub.replaced == 0
         assert hub.workers[0].sessions == 0
+
+
+async def test_t72_truncation_from_outside_gives_partial_credit() -> None:
+    async with LocalHub(1) as hub, hub.session("case/Echo-v0") as env:
+        await env.reset(seed=0)
+        credit, info = await env.truncate(EndReason.TIME)
+        assert (credit, info["end"], info["success"]) == (0.25, "time", False)
+        with pytest.raises(EnvironmentFault, match="after the episode had ended"):
+            await env.step("x")
+
+
+async def test_garbage_is_refused_and_the_worker_goes_on() -> None:
+    async with LocalHub(1) as hub, hub.session("case/Echo-v0") as env:
+        await env.reset(seed=0)
+        with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+            stranger.connect(hub._workers[0].process.endpoint)
+            for frames in (
+                [b""],
+                [b"id", b"\xc1"],
+                [b"id", b"", b"raw"],
+                [b"id", b"\x90"],
+                [b"id", b"x" * 10**6],
+            ):
+                stranger.send_multipart(frames)
+            stranger.send_multipart([b"id", *pack(Request(env.id + "x", 5, Step("a")))])
+            for _ in range(5):
+                assert stranger.poll(2000)
+                assert isinstance(unpack_reply(stranger.recv_multipart()[1:]), Failure)
+        assert m.text_of((await env.step("still here"))[0][0]) == "still here"
+
+
+async def test_a_hub_without_places_and_a_hub_entered_twice() -> None:
+    with pytest.raises(ConfigError, match="0 workers"):
+        LocalHub(0)
+    async with LocalHub(1) as hub:
+        with pytest.raises(ConfigError, match="already open"):
+            await hub.start()
+        async with hub.session("case/Echo-v0") as env:
+            await env.reset(seed=0)
 
 
 async def test_a_closed_session_and_a_closed_hub_say_so() -> None:
