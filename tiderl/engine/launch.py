@@ -48,6 +48,7 @@ _QUIET = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_VERBOSITY": "error",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # `worker.py` builds on the first one
 }
 _CPU = {"TORCH_COMPILE_DISABLE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
@@ -122,16 +123,17 @@ def import_vllm(log_path: str, architecture: str) -> None:
             logger.propagate = False
             logger.addHandler(logging.FileHandler(log_path, delay=True))
             logger.setLevel(logging.WARNING)
+            # Its error about a dead engine hides the dead engine's own, which comes first in the same log.
+            logging.getLogger("vllm.v1.engine.async_llm").setLevel(logging.CRITICAL)
         try:
             import vllm.v1.engine.async_llm
-            import vllm.v1.engine.core
+            import vllm.v1.engine.core  # noqa: F401
 
             if on_cpu():
-                import vllm.v1.worker.cpu_worker  # noqa: F401
                 from vllm.model_executor.models.registry import _VLLM_MODELS
 
                 import tiderl.engine.scheduler
-                import tiderl.engine.weights  # noqa: F401
+                import tiderl.engine.worker  # noqa: F401
 
                 if architecture in _VLLM_MODELS:
                     importlib.import_module(f"vllm.model_executor.models.{_VLLM_MODELS[architecture][0]}")
@@ -211,7 +213,7 @@ def _arguments(settings: EngineSettings, counters: Counters, cpu: bool) -> Any:
         generation_config="vllm",  # the checkpoint's own sampling defaults must not leak in
         scheduling_policy="priority",
         scheduler_cls=f"tiderl.engine.scheduler.{scheduler}",
-        worker_extension_cls="tiderl.engine.weights.WorkerExtension",
+        worker_cls="tiderl.engine.worker.TideWorker",
         weight_transfer_config=WeightTransferConfig(
             backend="tiderl_ipc" if settings.weight_route == "ipc" else "tiderl_shared"
         ),
@@ -276,7 +278,7 @@ def exit_of(llm: Any) -> str:
             return f"killed by {signal.Signals(-code).name}"
         if code is not None:
             return f"exit code {code}"
-    return "exit code unknown"
+    return "by an error of its own"
 
 
 def kill_group(pid: int) -> None:

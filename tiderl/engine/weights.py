@@ -8,7 +8,7 @@ merges a weight and not its bias; q and v without k) is rebuilt from *uninitiali
 sent: `_fill_gaps` completes it from the live layer first. And on a CPU the packed copy of a tied embedding is
 not rebuilt, so the output layer would silently keep the old weights: `_repack_embeddings` rebuilds it.
 
-Imported by the worker (it is its extension class), which registers the transfer engines.
+Imported by `worker.py`, which registers the transfer engines in the worker's process.
 """
 
 from __future__ import annotations
@@ -136,12 +136,3 @@ def _repack_embeddings(model: torch.nn.Module) -> None:
             from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
             dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
-
-
-class WorkerExtension:
-    """Methods grafted on vLLM's worker."""
-
-    def tiderl_parameters(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the live model's parameters (packed weights show as (0,))."""
-        model = self.model_runner.get_model()  # type: ignore[attr-defined]
-        return {name: tuple(value.shape) for name, value in model.named_parameters()}

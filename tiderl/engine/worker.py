@@ -1,0 +1,66 @@
+"""vLLM's worker with turns that are seeded one by one.
+
+Invariant: with a seed, a turn's tokens depend on its context and that seed alone: not on earlier turns, not
+on how its prompt was cut into steps, not on who shares the batch.
+
+vLLM 0.32 falls short of that in two ways. The generator of a resumable request is made at its first turn and
+goes on through all later ones, whatever seed they bring. And a step that computes only a part of a prompt
+draws a token all the same and then winds the generator back, which a CPU generator cannot do: the engine
+dies ("CPU Generator does not use offset"). Here a turn gets a generator of its own, and rows whose draw is
+thrown away draw from no request's generator.
+
+Runs in the engine process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.platforms import current_platform
+from vllm.sampling_params import SamplingType
+
+import tiderl.engine.weights  # noqa: F401  # registers the weight transfer backends in this process
+
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_worker import CPUWorker as _VLLMWorker
+else:
+    from vllm.v1.worker.gpu_worker import Worker as _VLLMWorker
+
+
+class _SeededTurns:
+    """Mixed in before vLLM's model runner."""
+
+    def _update_streaming_request(self, req_id: str, new_req_data: Any) -> Any:
+        state = super()._update_streaming_request(req_id, new_req_data)  # type: ignore[misc]
+        params = state.sampling_params
+        state.generator = None
+        if params.sampling_type == SamplingType.RANDOM_SEED:
+            me: Any = self
+            state.generator = torch.Generator(device=me.device)
+            state.generator.manual_seed(params.seed)
+        return state
+
+    def _sample(self, *args: Any, **kwargs: Any) -> Any:
+        me: Any = self
+        generators = me.input_batch.generators
+        unfinished = me.discard_request_mask.np[: me.input_batch.num_reqs].nonzero()[0]
+        self._aside = {row: generators.pop(row) for row in map(int, unfinished) if row in generators}
+        return super()._sample(*args, **kwargs)  # type: ignore[misc]
+
+    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
+        me: Any = self
+        try:
+            return super()._bookkeeping_sync(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            me.input_batch.generators.update(self._aside)
+            self._aside = {}
+
+
+class TideWorker(_VLLMWorker):
+    """The worker class every engine of ours runs."""
+
+    def init_device(self) -> None:
+        super().init_device()
+        runner = self.model_runner
+        runner.__class__ = type("Seeded" + type(runner).__name__, (_SeededTurns, type(runner)), {})
