@@ -118,8 +118,8 @@ def half_blocks(image: np.ndarray, width: int, height: int = 40) -> Text:
     """A picture as text: each character shows two pixels, one above the other."""
     rows, columns = image.shape[:2]
     scale = max(1.0, columns / width, rows / (2 * height))
-    y = (np.arange(int(rows / scale)) * scale).astype(int)
-    x = (np.arange(int(columns / scale)) * scale).astype(int)
+    y = (np.arange(max(1, int(rows / scale))) * scale).astype(int)
+    x = (np.arange(max(1, int(columns / scale))) * scale).astype(int)
     small = image[y][:, x]
     if len(small) % 2:
         small = np.concatenate([small, np.zeros_like(small[:1])])

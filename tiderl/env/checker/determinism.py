@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tiderl.env.checker.context import Context, Failed, Skipped
-from tiderl.env.checker.driver import Crash
+from tiderl.env.checker.driver import Abandoned, Crash
 from tiderl.env.checker.transcript import Exact, Transcript
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
@@ -243,6 +243,8 @@ def _threads(ctx: Context, baselines: list[Transcript]) -> list[Transcript]:
                 results[index] = ctx.driver.episode(env, one.policy, one.task, one.split, one.seed)
         except Crash as crash:
             results[index] = crash
+        except Abandoned:
+            return
 
     threads = [
         threading.Thread(target=play, args=(index, one), daemon=True) for index, one in enumerate(baselines)

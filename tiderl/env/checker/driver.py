@@ -35,6 +35,10 @@ class Monitor(Protocol):
         """That call has returned or raised."""
 
 
+class Abandoned(BaseException):
+    """Nobody waits for the check any more; it must stop at the next call."""
+
+
 class Crash(Exception):
     """The author's code raised, or returned something that is no answer.
 

@@ -13,6 +13,7 @@ import select
 import time
 from typing import Any, Protocol
 
+from tiderl.env.checker.driver import Abandoned
 from tiderl.env.checker.report import CheckItem
 
 Event = dict[str, Any]
@@ -66,9 +67,14 @@ class QueueSender(Sender):
         self.muted = False
 
     def send(self, event: Event) -> None:
-        """Queue an event, unless nobody watches any more."""
-        if not self.muted:
-            self._queue.put(event)
+        """Queue an event.
+
+        Raises:
+            Abandoned: nobody watches any more; this ends the thread, also after a call that hung.
+        """
+        if self.muted:
+            raise Abandoned
+        self._queue.put(event)
 
     def get(self, timeout: float) -> Event | None:
         """See `Source.get`."""

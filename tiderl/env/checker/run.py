@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from typing import Any
 import gymnasium
 
 from tiderl.env.checker.context import Context
-from tiderl.env.checker.driver import Driver
+from tiderl.env.checker.driver import Abandoned, Driver
 from tiderl.env.checker.events import PipeSource, QueueSender, Sender, Watcher
 from tiderl.env.checker.items import ITEMS, run_items
 from tiderl.env.checker.report import CheckItem, CheckReport
@@ -113,13 +114,15 @@ def _in_thread(context: Context, sender: QueueSender, on_item: OnItem | None) ->
 def serve(context: Context, sender: Sender) -> None:
     """Run all items, and tell the watcher; the body of the thread or process."""
     try:
-        run_items(context, sender)
-    except Exception as error:  # noqa: BLE001 - a fault of the checker itself must be reported, too
-        detail = f"{type(error).__name__}: {error}"
-        sender.report(
-            CheckItem("checker", "fail", f"the checker itself failed: {detail}", "report this to TideRL")
-        )
-    sender.done()
+        try:
+            run_items(context, sender)
+        except Exception as error:  # noqa: BLE001 - a fault of the checker itself must be reported, too
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            detail = f"the checker itself failed: {error!r} at {place.filename}:{place.lineno}"
+            sender.report(CheckItem("checker", "fail", detail, "report this to TideRL"))
+        sender.done()
+    except Abandoned:
+        return
 
 
 def _conclude(watcher: Watcher, hung: CheckItem | None) -> None:
