@@ -61,7 +61,7 @@ class PlayedEpisode:
         return self
 
     def record(self, planned: PlannedEpisode, *, process: int, at: float) -> EpisodeResult:
-        """The journal's line for it."""
+        """The journal's line for it; times to 0.1 ms, so that what is read back is what was written."""
         return EpisodeResult(
             index=planned.index,
             task=planned.task,
@@ -76,11 +76,11 @@ class PlayedEpisode:
             completion_tokens=self.completion_tokens,
             invalid_actions=self.invalid_actions,
             forks=self.forks,
-            seconds=self.seconds,
-            latencies=tuple(self.latencies),
+            seconds=round(self.seconds, 4),
+            latencies=tuple(round(x, 4) for x in self.latencies),
             error=self.error,
             process=process,
-            at=at,
+            at=round(at, 4),
         )
 
 
@@ -89,7 +89,9 @@ class EpisodePlayer(Protocol):
     """A policy that plays whole episodes itself, such as one in our own engine."""
 
     name: str
-    default_concurrency: int
+
+    @property
+    def default_concurrency(self) -> int: ...
 
     async def start(self) -> None: ...
 

@@ -60,8 +60,6 @@ class EpisodeResult:
         """A JSON object; `truncated` and `valid` are in it for readers and are ignored on the way back."""
         data = asdict(self)
         data["end"] = self.end.value
-        data["latencies"] = [round(x, 4) for x in self.latencies]
-        data["seconds"], data["at"] = round(self.seconds, 4), round(self.at, 4)
         data["truncated"], data["valid"] = self.truncated, self.valid
         return data
 
