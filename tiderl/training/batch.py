@@ -117,6 +117,8 @@ def build_batch(groups: Sequence[Group], loss: LossSettings) -> Batch:
             if not ok:
                 continue
             tokens = sum(sum(r.mask) for r in member.records)
+            if not tokens:  # masked by choice: in the baseline, not in the loss
+                continue
             weight = token_weight(loss.aggregation, tokens, loss.token_norm)
             scored = [score_record(r, float(advantage), weight) for r in member.records]
             batch.records.extend(s for s in scored if s is not None)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tiderl.errors import ModelError
 from tiderl.training.settings import OptimSettings
 
 
@@ -55,7 +56,7 @@ class Optimizer:
         """Divide, clip, step; returns (gradient norm before clipping, learning rate used).
 
         Raises:
-            FloatingPointError: the gradient is not finite; nothing was changed.
+            ModelError: the gradient is not finite; nothing was changed.
         """
         grads = [m.grad for m in self.masters if m.grad is not None]
         for grad in grads:
@@ -63,7 +64,10 @@ class Optimizer:
         norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.double()) for g in grads]))
         if not torch.isfinite(norm):
             self.clear()
-            raise FloatingPointError(f"the gradient's norm is {norm.item()}")
+            raise ModelError(
+                f"the gradient's norm is {norm.item()} at update {self.updates + 1}",
+                fix="lower optim.learning_rate, or use dtype float32",
+            )
         limit = self.settings.max_grad_norm
         if limit and norm > limit:
             for grad in grads:

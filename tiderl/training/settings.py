@@ -149,8 +149,8 @@ class LossSettings:
             _choice("loss", "correction", self.correction, Correction)
             if self.old == "rollout":
                 raise ConfigError(
-                    f"correction is {self.correction!r} while old is 'rollout', whose ratio already divides by the"
-                    " sampler's probability",
+                    f"correction is {self.correction!r} while old is 'rollout', whose ratio already divides"
+                    " by the sampler's probability",
                     where="loss",
                     fix="set correction to null, or old to 'recomputed'",
                 )
