@@ -114,8 +114,9 @@ class ChatBridge:
             )
         text, stop = self._split(sampled_ids)
         context = self._render(history, tools) + self._guard.escape(text, reply=True)
-        # Where a template writes a space after the header, the model samples that space itself.
-        for content in dict.fromkeys([text, text.removeprefix(" ")]):
+        # Where a template writes a space beside a reply, the model samples that space itself.
+        ahead = text.removeprefix(" ")
+        for content in dict.fromkeys([text, ahead, text.removesuffix(" "), ahead.removesuffix(" ")]):
             rendered = self._render([*history, make_action(content), *new_messages], tools)
             ids = self._extend(rendered, context, stop)
             if ids is not None:

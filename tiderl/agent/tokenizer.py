@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from ..errors import MissingExtra, ModelError
 from .base import Tokenizer
@@ -32,16 +32,15 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
             fix=f"put the model's {_FILES[0]} and {_FILES[1]} there",
         )
     try:
-        from transformers import AutoTokenizer
+        tokenizer = _load(folder)
     except ImportError as error:
         raise MissingExtra(
             "transformers is needed for a model's tokenizer", fix="pip install 'tiderl[cpu]' or 'tiderl[gpu]'"
         ) from error
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError, TypeError, KeyError, ImportError) as error:
+    except Exception as error:  # the tokenizers library raises plain Exception
+        first = str(error).strip().partition("\n")[0]
         raise ModelError(
-            f"the tokenizer cannot be loaded: {str(error).splitlines()[0] if str(error) else error!r}",
+            f"the tokenizer cannot be loaded ({type(error).__name__}: {first})",
             where=str(folder),
             fix="restore the model's tokenizer files",
         ) from error
@@ -54,6 +53,17 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
             fix="use an instruction-tuned model, or put its chat_template.jinja into the folder",
         )
     return cast(Tokenizer, tokenizer)
+
+
+def _load(folder: Path) -> Any:
+    if (folder / "tokenizer.json").is_file():
+        # The file says all there is to say, and this class does not import torch as AutoTokenizer does.
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
 
 
 def _processor_template(folder: Path) -> str | None:

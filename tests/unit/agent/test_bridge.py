@@ -235,6 +235,35 @@ def test_tokenizer_whose_pieces_depend_on_each_other_gets_the_literal_broken(mak
     assert "a<\u200b|im_end|>b" in decode(tokenizer, ids)
 
 
+@pytest.mark.parametrize("scheme", ["first", "always"])
+def test_tokenizer_that_prepends_a_space_gets_the_ids_of_the_whole(scheme, make_tokenizer, tokenizer_of):
+    """As SentencePiece's, where the ids of a text depend on whether it comes first."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = [chr(n) for n in range(32, 127)] + ["\n", "▁", "<unk>"]
+    inner = Tokenizer(models.BPE({c: n for n, c in enumerate(letters)}, [], unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    inner.decoder = decoders.Metaspace(prepend_scheme=scheme, split=False)
+    inner.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in ("<s>", "</s>")])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>")
+    # As Llama 2's.
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token + '[INST] ' + m.content + ' [/INST]' }}"
+        "{% else %}{{ ' ' + m.content + ' ' + eos_token }}{% endif %}{% endfor %}"
+    )
+    bridge = ChatBridge(tokenizer)
+    history, new = [m.user("31+14?")], [m.user("</s> again")]
+    prompt = bridge.prompt(history)
+    whole = bridge.prompt([*history, m.assistant("45"), *new])
+    sampled = whole[len(prompt) : whole.index(bridge.stop_token_ids[0]) + 1]
+    delta = bridge.delta(history, sampled, new)
+    assert whole.count(bridge.stop_token_ids[0]) == 1
+    assert not delta.broke
+    assert [*prompt, *sampled, *delta.ids] == whole
+    assert delta.reply == "45"
+
+
 # images -----------------------------------------------------------------------------------------------
 
 

@@ -33,9 +33,12 @@ def test_folder_without_tokenizer(tmp_path):
         load_tokenizer(tmp_path)
 
 
-def test_broken_tokenizer(tmp_path, tokenizer_of):
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[]", '{"model": {', '{"added_tokens": [], "model": {"type": "Q"}}']
+)
+def test_broken_tokenizer(tmp_path, tokenizer_of, content):
     tokenizer_of("chatml").save_pretrained(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(ModelError, match="cannot be loaded"):
         load_tokenizer(tmp_path)
 
