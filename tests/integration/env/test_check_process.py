@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tiderl.env.checker import CheckReport, check_environment
+from tiderl.env.checker.hub import MARK, marked_processes
 
 HEAD = """
 import os, re, subprocess, sys, tempfile, time
@@ -75,7 +76,7 @@ def test_t05_a_hang_that_holds_the_interpreter_is_killed_and_named(module: Modul
         "def reply(self, text):\n"
         "    if self.turn == 2:\n"
         "        re.match(r'(a+)+$', 'a' * 60 + 'b')  # never ends, and never lets go of the lock\n"
-        "    return super().reply(text) or 'noted'\n"
+        "    return 'noted'\n"
     )
     began = time.monotonic()
     report = checked(env_id, timeout=1.0)
@@ -117,7 +118,7 @@ def test_t25_what_is_left_after_close_is_named(module: Module) -> None:
 @pytest.mark.parametrize(
     ("body", "seen"),
     [
-        ("self.file = tempfile.mkstemp(prefix='notes-')[1]; os.close(os.open(self.file, 0))", "notes-"),
+        ("tempfile.NamedTemporaryFile(prefix='notes-', delete=False).close()", "notes-"),
         (
             "self.log = open(os.devnull); type(self).kept = getattr(self, 'kept', []) + [self.log]",
             "open files",
@@ -130,22 +131,52 @@ def test_files_left_after_close_are_named(body: str, seen: str, module: Module) 
     assert seen in report["close"].detail
 
 
-def test_t14_a_daemon_that_escapes_the_kill_is_named(module: Module) -> None:
+DAEMON = "import os, time; os.fork() and os._exit(0); os.setsid(); time.sleep(60)"
+
+
+def test_t14_a_time_out_kills_daemons_too(module: Module) -> None:
     env_id = module(
         "def start(self, task):\n"
         "    if os.environ.get('TIDERL_CHECK_MARK'):\n"
-        "        code = 'import os, time; os.fork() and os._exit(0); os.setsid(); time.sleep(20)'\n"
-        "        subprocess.run([sys.executable, '-c', code])\n"
+        f"        subprocess.run([sys.executable, '-c', {DAEMON!r}, str({os.getpid()})])\n"
         "    return 'Say ' + task['word']\n"
     )
     report = checked(env_id)
-    try:
-        assert report.names("fail") == ["timeouts"], str(report)
-        assert "lived on after the worker was killed" in report["timeouts"].detail
-    finally:
-        for word in report["timeouts"].detail.partition("killed: ")[2].split(", "):
-            if word.split()[:1] and word.split()[0].isdigit():
-                os.kill(int(word.split()[0]), signal.SIGKILL)
+    assert report.ok, str(report)
+    assert _commands(f"{DAEMON} {os.getpid()}") == []
+
+
+def test_t29_a_daemon_left_after_close_is_named_and_killed(module: Module) -> None:
+    env_id = module(
+        "def start(self, task):\n"
+        f"    subprocess.run([sys.executable, '-c', {DAEMON!r}, str({os.getpid()})])\n"
+        "    return 'Say ' + task['word']\n"
+    )
+    report = checked(env_id)
+    assert "close" in report.names("fail"), str(report)
+    assert "processes left after close" in report["close"].detail
+    assert _commands(f"{DAEMON} {os.getpid()}") == []
+
+
+def test_marked_processes_are_found_wherever_they_hide() -> None:
+    mark = f"test{os.getpid()}"
+    subprocess.run([sys.executable, "-c", DAEMON], env={**os.environ, MARK: mark}, check=True)
+    left = marked_processes(mark)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert len(left) == 1
+
+
+def _commands(text: str) -> list[str]:
+    """Command lines of living processes that hold a text."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = entry.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+        except OSError:
+            continue
+        found += [line] if text in line else []
+    return found
 
 
 def test_a_check_ends_with_its_parent(module: Module, tmp_path: Path) -> None:

@@ -6,9 +6,12 @@ made once for the whole process are not charged.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import shutil
+import signal
+import sys
 import tempfile
 import threading
 import time
@@ -18,6 +21,7 @@ from pathlib import Path
 
 from tiderl.env.checker.context import Context, Failed, Skipped
 
+_PR_SET_CHILD_SUBREAPER = 36
 ROUNDS = 3
 GRACE = 2.0
 """Seconds that threads and processes get to end after `close`."""
@@ -121,6 +125,25 @@ def child_processes(root: int | None = None) -> set[int]:
             found.add(pid)
             waiting.append(pid)
     return found
+
+
+def adopt_orphans() -> None:
+    """Let processes that daemonise below this one stay below it, so that they are seen and killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_tree(root: int) -> None:
+    """Kill all living descendants of a process, also those that appear meanwhile."""
+    for _ in range(5):
+        below = child_processes(root)
+        if not below:
+            return
+        for pid in below:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
 
 
 def command_of(pid: int) -> str:
