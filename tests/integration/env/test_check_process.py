@@ -68,7 +68,15 @@ def checked(env_id: str, **options: Any) -> CheckReport:
 def test_the_good_environment_passes(module: Module) -> None:
     report = checked(module(""))
     assert report.ok, str(report)
-    assert report.names("skip") == []
+    assert report.names("skip") == ["answers"]  # it has no tools
+
+
+def test_arguments_that_no_other_process_understands_are_checked_here(module: Module) -> None:
+    env_id = module("def __init__(self, hook=None):\n    super().__init__()\n")
+    report = check_environment(env_id, tasks=1, pause=0.0, kwargs={"hook": print})
+    assert report.ok, str(report)
+    assert "remote" in report.names("skip")
+    assert check_environment(env_id, tasks=1, pause=0.0, kwargs={"hook": "plain"})["remote"].state == "pass"
 
 
 def test_t05_a_hang_that_holds_the_interpreter_is_killed_and_named(module: Module) -> None:

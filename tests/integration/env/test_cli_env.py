@@ -162,6 +162,24 @@ def test_check_of_a_broken_environment_fails_with_the_fault_and_a_report(tmp_pat
     assert all(item["detail"] and item["fix"] for item in failed)
 
 
+UNTYPED = """
+import tiderl
+
+@tiderl.register("wrong/Tool-v0")
+class Tool(tiderl.AgentEnv):
+    @tiderl.tool
+    def press(self, key):
+        \"\"\"Press a key.\"\"\"
+"""
+
+
+def test_check_of_a_package_that_cannot_be_loaded_names_its_fault(tmp_path: Path) -> None:
+    plugin(tmp_path, "wrong_tool", UNTYPED)
+    done = run("check", "wrong/Tool-v0", folder=tmp_path, code=1)
+    assert "fail  tools: package wrong_tool cannot be loaded" in done.stdout
+    assert "parameter 'key' of tool 'press' has no type hint" in done.stdout
+
+
 def test_check_can_report_on_standard_output() -> None:
     done = run("check", "tide/Safe-v0", "--json", "-", "--tasks", "1")
     report = json.loads(done.stdout)

@@ -9,6 +9,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -267,6 +268,19 @@ class EmptySplit(Guess):
         return super().tasks(split) if split == "train" else []
 
 
+class AnswersOnlyTheFirstCall(Guess):
+    def step(self, action: Any) -> Any:
+        if isinstance(action, dict) and isinstance(action.get("tool_calls"), list):
+            action = {**action, "tool_calls": action["tool_calls"][:1]}
+        return super().step(action)
+
+
+class PathInInfo(Plain):
+    def step(self, action: Any) -> Any:
+        *rest, info = super().step(action)
+        return *rest, {**info, "log": str(Path.home() / "log.txt")}
+
+
 class RaisesOnMalformed(Plain):
     def step(self, action: Any) -> Any:
         if isinstance(action, dict) and not isinstance(action.get("content"), str):
@@ -302,6 +316,8 @@ FAULTS: list[tuple[Callable[[], Any], str, str]] = [
     (SharedState, "sessions", "took turns"),
     (SameTaskInBothSplits, "tasks", "share 4 tasks"),
     (EmptySplit, "tasks", "'test' is advertised and has no task"),
+    (AnswersOnlyTheFirstCall, "answers", "were answered as"),
+    (PathInInfo, "info", "a path of this machine"),
     (RaisesOnMalformed, "malformed", "ValueError: a reply needs text"),
 ]
 NEEDS_PAUSE = (WholeSecondsInInfo,)
@@ -315,7 +331,7 @@ def checked(env: Callable[[], Any]) -> CheckReport:
 def test_a_good_environment_passes_every_item(good: type[Any]) -> None:
     report = checked(good)
     assert report.ok, str(report)
-    assert set(report.names("skip")) <= {"remote", "timeouts"}
+    assert set(report.names("skip")) <= {"answers", "remote", "timeouts"}
 
 
 @pytest.mark.parametrize(("env", "item", "seen"), FAULTS, ids=[env.__name__ for env, _, _ in FAULTS])

@@ -10,9 +10,11 @@ import math
 from itertools import combinations
 from typing import Any
 
+import numpy as np
+
 from tiderl.env.checker.context import Context, Failed, Skipped, valid_id
 from tiderl.env.checker.driver import Crash, brief, limit
-from tiderl.env.checker.policies import malformed_actions
+from tiderl.env.checker.policies import malformed_actions, random_action
 from tiderl.env.checker.transcript import canonical
 from tiderl.env.ends import EndReason
 from tiderl.env.tasks import LazyTasks
@@ -256,6 +258,30 @@ def malformed(ctx: Context) -> str:
         if ctx.tools and ctx.max_turns > 1:
             _invalid_actions_end(ctx, env, split, task, seed)
     return f"{len(cases)} kinds of broken replies became observations"
+
+
+def answers(ctx: Context) -> str:
+    """Every tool call of a reply is answered once and in order, also after the end."""
+    if not ctx.tools:
+        raise Skipped("the environment has no tools")
+    rng, seen = np.random.default_rng(5), 0
+    with ctx.driver.session() as env:
+        for split, task, seed in ctx.sample():
+            ctx.driver.reset(env, task, split, seed)
+            action = random_action(rng, ctx.tools, calls=3)
+            wanted = [call["id"] for call in action["tool_calls"]]
+            observation = ctx.driver.step(env, action, f"step with three calls, task {task!r} of {split!r}")[
+                0
+            ]
+            got = [message.get("tool_call_id") for message in observation if message.get("role") == "tool"]
+            if got != wanted:
+                raise Failed(
+                    f"three calls {wanted} were answered as {got}, in task {task!r} of {split!r}, "
+                    f"seed {seed}",
+                    "answer each call by one tool message with its id, in order; @tiderl.tool does so",
+                )
+            seen += len(got)
+    return f"{seen} calls, three in a reply, were answered once and in order"
 
 
 def _invalid_actions_end(ctx: Context, env: Any, split: str, task: Any, seed: int) -> None:

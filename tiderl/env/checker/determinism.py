@@ -6,6 +6,7 @@ and of the others are `pause` seconds apart, so that a clock with whole seconds 
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import tempfile
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -179,6 +181,8 @@ def _suspicious(value: Any) -> str | None:
         return "a UUID"
     if tempfile.gettempdir() + "/" in text:
         return "a temporary path"
+    if any(f"{place}{os.sep}" in text for place in (os.getcwd(), str(Path.home())) if len(place) > 1):
+        return "a path of this machine"
     if _ADDRESS.search(text):
         return "a memory address"
     if time.strftime("%Y-%m-%d") in text:

@@ -77,6 +77,7 @@ ITEMS = (
     Item("floor", rewards.floor, ("start",)),
     Item("first_step", contract.first_step, ("start",)),
     Item("ends", contract.ends, ("start",)),
+    Item("answers", contract.answers, ("start", "messages")),
     Item("malformed", contract.malformed, ("start",)),
     Item("sharing", sharing.sharing, ("start", *_STEADY)),
     Item("sessions", determinism.sessions, ("start", *_STEADY)),

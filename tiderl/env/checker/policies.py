@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from tiderl.env.tools import sample_call
+
 NOOP = ""
 """The reply of a model that says nothing and calls nothing."""
 
@@ -30,46 +32,18 @@ def call(name: Any, arguments: Any, call_id: str = "call_0") -> dict[str, Any]:
     }
 
 
-def random_action(rng: np.random.Generator, tools: Sequence[dict[str, Any]]) -> Any:
-    """A valid call of a random tool with random arguments, or a random short text without tools."""
+def random_action(rng: np.random.Generator, tools: Sequence[dict[str, Any]], calls: int = 1) -> Any:
+    """Well-formed calls of random tools with random arguments, or a random short text without tools."""
     if not tools:
         return " ".join(_WORDS[int(rng.integers(len(_WORDS)))] for _ in range(int(rng.integers(1, 4))))
-    function = tools[int(rng.integers(len(tools)))]["function"]
-    schema = function.get("parameters") or {}
-    arguments = random_value({"type": "object", **schema}, rng, schema.get("$defs", {}))
-    return call(function["name"], arguments, f"call_{int(rng.integers(1_000_000))}")
+    complete = [{"function": {**tool["function"], "parameters": _parameters(tool)}} for tool in tools]
+    made = [sample_call(complete, rng, f"call_{int(rng.integers(10**9))}") for _ in range(calls)]
+    return {"role": "assistant", "content": "", "tool_calls": made}
 
 
-def random_value(schema: dict[str, Any], rng: np.random.Generator, defs: dict[str, Any]) -> Any:
-    """A random value that a JSON schema accepts; covers what type hints of tools turn into."""
-    if "$ref" in schema:
-        return random_value(defs.get(str(schema["$ref"]).rsplit("/", 1)[-1], {}), rng, defs)
-    if "const" in schema:
-        return schema["const"]
-    if "enum" in schema:
-        return schema["enum"][int(rng.integers(len(schema["enum"])))]
-    for union in ("anyOf", "oneOf"):
-        if schema.get(union):
-            return random_value(schema[union][int(rng.integers(len(schema[union])))], rng, defs)
-    kind = schema.get("type", "string")
-    if isinstance(kind, list):
-        kind = kind[int(rng.integers(len(kind)))]
-    if kind == "object":
-        return {key: random_value(value, rng, defs) for key, value in schema.get("properties", {}).items()}
-    if kind == "array":
-        size = int(schema.get("minItems", rng.integers(0, 3)))
-        items = schema.get("prefixItems") or [schema.get("items", {})] * size
-        return [random_value(item, rng, defs) for item in items]
-    if kind in ("integer", "number"):
-        low, high = schema.get("minimum", -10), schema.get("maximum", 100)
-        if kind == "integer":
-            return int(rng.integers(int(low), int(max(low, high)) + 1))
-        return float(low + (max(low, high) - low) * rng.random())
-    if kind == "boolean":
-        return bool(rng.integers(2))
-    if kind == "null":
-        return None
-    return _WORDS[int(rng.integers(len(_WORDS)))]
+def _parameters(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool's parameter schema with the keys that may be left out."""
+    return {"properties": {}, "required": [], **(tool["function"].get("parameters") or {})}
 
 
 @dataclass(frozen=True)
@@ -100,8 +74,8 @@ def malformed_actions(tools: Sequence[dict[str, Any]]) -> list[Malformed]:
     ]
     for tool in tools:
         function = tool["function"]
-        schema = function.get("parameters") or {}
-        required = schema.get("required", [])
+        schema = _parameters(tool)
+        required = schema["required"]
         if required:
             broken.append(
                 Malformed(f"{function['name']} without {required[0]!r}", call(function["name"], {}))

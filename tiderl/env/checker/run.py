@@ -29,8 +29,8 @@ from tiderl.env.checker.events import PipeSource, QueueSender, Sender, Watcher
 from tiderl.env.checker.items import ITEMS, run_items
 from tiderl.env.checker.process import kill_tree
 from tiderl.env.checker.report import CheckItem, CheckReport
-from tiderl.env.registry import make, spec
-from tiderl.errors import ConfigError
+from tiderl.env.registry import broken_plugins, make, spec
+from tiderl.errors import ConfigError, UnknownEnvironment
 
 OnItem = Callable[[CheckItem], None]
 
@@ -78,10 +78,16 @@ def check_environment(
     arguments = dict(kwargs or {})
     began = time.monotonic()
     if isinstance(env, str):
-        name, entry = env, spec(env).entry
-        shared = entry is None or not (
-            entry.endswith(">") or "<" in entry or ".py:" in entry or "__main__" in entry
-        )
+        name = env
+        try:
+            entry = spec(env).entry
+        except UnknownEnvironment:
+            if (item := _unloadable(env)) is None:
+                raise
+            if on_item is not None:
+                on_item(item)
+            return CheckReport(env, [item], time.monotonic() - began)
+        shared = _shareable(entry, arguments)
         factory: Callable[[], Any] = lambda: make(env, **arguments)  # noqa: E731
     else:
         name, entry, shared = getattr(env, "__qualname__", repr(env)), None, False
@@ -101,6 +107,29 @@ def check_environment(
     items = [watcher.items[item.name] for item in ITEMS if item.name in watcher.items]
     items += [item for item in watcher.items.values() if item not in items]
     return CheckReport(name, items, time.monotonic() - began)
+
+
+def _unloadable(env_id: str) -> CheckItem | None:
+    """The fault of the package that seems to bring an unknown id, where that could not be loaded."""
+    namespace = env_id.partition("/")[0].lower()
+    for plugin in broken_plugins():
+        if any(word.lower().startswith(namespace) for word in (plugin.name, plugin.package)):
+            name = "tools" if "type hint" in plugin.error else "start"
+            detail = f"package {plugin.package} cannot be loaded: {plugin.value}: {plugin.error}"
+            return CheckItem(
+                name, "fail", detail, "mend the package; `tiderl env list` shows such errors, too"
+            )
+    return None
+
+
+def _shareable(entry: str | None, arguments: dict[str, Any]) -> bool:
+    """Whether another process can make the environment: from an importable module, with plain arguments."""
+    if entry is not None and ("<" in entry or ".py:" in entry or entry.startswith("__main__")):
+        return False
+    try:
+        return bool(json.loads(json.dumps(arguments)) == arguments)
+    except (TypeError, ValueError):
+        return False
 
 
 def _in_thread(context: Context, sender: QueueSender, on_item: OnItem | None) -> Watcher:
