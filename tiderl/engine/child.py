@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from tiderl.engine.counters import Cell, Counters
@@ -24,26 +26,40 @@ from tiderl.engine.counters import Cell, Counters
 vllm_main: Callable[..., None] | None = None
 """vLLM's own main function while the parent has put ours in its place; a forked child inherits it."""
 
+_prepared_pid = 0
+
 
 @dataclass(frozen=True)
 class ChildOptions:
-    """Handed to the engine process."""
+    """Handed to the engine process.
+
+    A spawned process unpickles this first, then vLLM's own arguments, which imports torch and vLLM; arriving
+    there, the options prepare the process at once.
+    """
 
     parent_pid: int
     threads: int
     log_path: str
     counters_path: str
     slots: int
+    folder: str
+    """For the files vLLM makes (sockets, rendezvous); whoever ends last removes it."""
     environment: dict[str, str]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrive, tuple(getattr(self, field.name) for field in fields(self))
+
+
+def _arrive(*values: Any) -> ChildOptions:
+    options = ChildOptions(*values)
+    if os.getppid() == options.parent_pid:
+        _prepare(options)
+    return options
 
 
 def run_engine_core(options: ChildOptions, *args: Any, **kwargs: Any) -> None:
     """Prepare this process, then run vLLM's EngineCore until it is told to stop."""
-    os.environ.update(options.environment)
-    _leave_terminal(options.log_path)
-    _die_with(options.parent_pid)
-    # Before the parent can time out on us: it kills what this cell names.
-    Counters.open(options.counters_path, options.slots)[Cell.PID] = os.getpid()
+    _prepare(options)
 
     import torch
     import torch._dynamo.config as dynamo
@@ -54,6 +70,19 @@ def run_engine_core(options: ChildOptions, *args: Any, **kwargs: Any) -> None:
     from vllm.v1.engine.core import EngineCoreProc
 
     (vllm_main or EngineCoreProc.run_engine_core)(*args, **kwargs)
+
+
+def _prepare(options: ChildOptions) -> None:
+    global _prepared_pid
+    if _prepared_pid == os.getpid():
+        return
+    _prepared_pid = os.getpid()
+    os.environ.update(options.environment)
+    _leave_terminal(options.log_path)
+    tempfile.tempdir = options.folder
+    _die_with(options.parent_pid, options.folder)
+    # Before the parent can time out on us: it kills what this cell names.
+    Counters.open(options.counters_path, options.slots)[Cell.PID] = os.getpid()
 
 
 def _leave_terminal(log_path: str) -> None:
@@ -82,7 +111,7 @@ def _leave_terminal(log_path: str) -> None:
     logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"))
 
 
-def _die_with(parent_pid: int) -> None:
+def _die_with(parent_pid: int, folder: str) -> None:
     """Kill this process when the parent ends, also by kill -9.
 
     PR_SET_PDEATHSIG is no use here: it fires when the *thread* that forked us ends.
@@ -98,6 +127,7 @@ def _die_with(parent_pid: int) -> None:
                 select.select([handle], [], [])
             else:
                 time.sleep(0.2)
+        shutil.rmtree(folder, ignore_errors=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="tiderl-parent-watch", daemon=True).start()

@@ -22,6 +22,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -151,17 +152,23 @@ def on_cpu() -> bool:
     return bool(current_platform.is_cpu())
 
 
-def build(settings: EngineSettings, counters: Counters, log_path: str) -> AsyncLLM:
+def make_folder() -> str:
+    """A private folder for vLLM's sockets; its path is short, since a socket's may have 107 characters."""
+    base = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="tiderl-engine-", dir=base if len(base) < 40 else "/tmp")
+
+
+def build(settings: EngineSettings, counters: Counters, log_path: str, folder: str) -> AsyncLLM:
     """Create the engine process and wait until it is ready. Call it in a thread of its own."""
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.core import EngineCoreProc
 
     cpu = on_cpu()
-    values = dict(_QUIET)
+    values = _QUIET | {"VLLM_RPC_BASE_PATH": folder}
     if cpu:
         values |= _CPU | {"OMP_NUM_THREADS": str(settings.threads)}
     options = child.ChildOptions(
-        os.getpid(), settings.threads, log_path, counters.path, counters.slots, values
+        os.getpid(), settings.threads, log_path, counters.path, counters.slots, folder, values
     )
     method = settings.start_method
     if method == "auto":
@@ -197,7 +204,7 @@ def _arguments(settings: EngineSettings, counters: Counters, cpu: bool) -> Any:
     if settings.max_images:
         extra["limit_mm_per_prompt"] = {"image": settings.max_images, "video": 0, "audio": 0}
     if settings.banned_token_ids:
-        extra["logits_processors"] = ["tiderl.engine.banned.BannedTokens"]
+        extra["logits_processors"] = ["tiderl.engine.banned:BannedTokens"]
     return AsyncEngineArgs(
         model=str(settings.model),
         dtype=settings.dtype,

@@ -6,11 +6,14 @@ Invariant: never the terminal; with no file asked for, a memory file that vanish
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
+
+_EXCEPTION = re.compile(r"[\w.]*(Error|Exception): .")
 
 
 class EngineLog:
-    """The log of one engine; `tail` is quoted in errors."""
+    """The log of one engine; `cause` is quoted in errors."""
 
     def __init__(self, file: str | Path | None) -> None:
         self._file = file
@@ -26,18 +29,20 @@ class EngineLog:
             self.path = os.path.abspath(self._file)
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
 
-    def tail(self, characters: int = 600) -> str:
-        """The end of the log on one line."""
+    def cause(self) -> str:
+        """What the log says went wrong: its last exception, else its last lines, on one line."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(0, os.SEEK_END)
-                file.seek(max(0, file.tell() - 4 * characters))
+                file.seek(max(0, file.tell() - 20000))
                 text = file.read().decode(errors="replace")
         except OSError:
-            return "(no log)"
-        return (
-            " | ".join(line.strip() for line in text.splitlines() if line.strip())[-characters:] or "(empty)"
-        )
+            return "there is no log"
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        for line in reversed(lines):
+            if _EXCEPTION.match(line):
+                return f"its log says {line[:400]}"
+        return "its log ends: " + (" | ".join(lines)[-400:] if lines else "(empty)")
 
     def close(self) -> None:
         """Give the memory back."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
@@ -58,6 +59,7 @@ class VLLMEngine:
         self._budget: KVBudget | None = None
         self._checkpoint: Checkpoint | None = None
         self._log = EngineLog(settings.log_file)
+        self._folder = ""
         self._error: EngineError | None = None
         self._closed = False
         self._publish_lock = asyncio.Lock()
@@ -85,12 +87,15 @@ class VLLMEngine:
         self._checkpoint = checkpoint = read_checkpoint(self.settings.model, self.settings.max_model_len)
         self.vocabulary = checkpoint.vocabulary
         self._log.open()
+        self._folder = folder = launch.make_folder()
         self._counters = counters = Counters.create(self.settings.max_sessions)
         try:
             began = time.monotonic()
             await self._build(lambda: launch.import_vllm(self._log.path, checkpoint.architecture))
             imported = time.monotonic()
-            self._llm = await self._build(lambda: launch.build(self.settings, counters, self._log.path))
+            self._llm = await self._build(
+                lambda: launch.build(self.settings, counters, self._log.path, folder)
+            )
             await self._call(self._prepare(), self.settings.start_timeout)
             self.start_seconds = {"import": imported - began, "construct": time.monotonic() - imported}
             self._check_effective(counters)
@@ -120,6 +125,8 @@ class VLLMEngine:
         if self._counters is not None:
             self._counters.close()
             self._counters = None
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
         self._log.close()
 
     async def _build(self, work: Any) -> Any:
@@ -132,8 +139,7 @@ class VLLMEngine:
             if isinstance(error, asyncio.CancelledError):
                 raise
             raise EngineError(
-                f"the engine was not up after {self.settings.start_timeout:.0f} s; its log ends:"
-                f" {self._log.tail()}",
+                f"the engine was not up after {self.settings.start_timeout:.0f} s; {self._log.cause()}",
                 where="engine start",
                 fix="raise engine.start_timeout",
             ) from error
@@ -141,7 +147,7 @@ class VLLMEngine:
             raise
         except Exception as error:
             raise EngineError(
-                f"the engine did not start: {launch.first_line(error)}; its log ends: {self._log.tail()}",
+                f"the engine did not start: {launch.first_line(error)}; {self._log.cause()}",
                 where="engine start",
             ) from error
 
@@ -262,7 +268,7 @@ class VLLMEngine:
         if self._error is None and self._llm is not None and self._llm.errored:
             self._fail(
                 EngineError(
-                    f"the engine process died, {launch.exit_of(self._llm)}; its log ends: {self._log.tail()}",
+                    f"the engine process died, {launch.exit_of(self._llm)}; {self._log.cause()}",
                     fix="start a new engine",
                 )
             )
@@ -305,7 +311,8 @@ class VLLMEngine:
         `turns` of them (None: all that have begun) have reached the engine or failed on the way. The engine
         then sees the same batches in every run, so equal seeds give equal tokens and log-probs bit for bit.
         """
-        return self.gate.hold(turns, self.settings.turn_timeout)
+        # Half of it: held turns whose company never comes must still run before their own deadline.
+        return self.gate.hold(turns, self.settings.turn_timeout / 2)
 
     async def publish(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> float:
         """Put new weights into the running engine; see `tiderl.engine.base.Engine.publish`.

@@ -69,6 +69,18 @@ async def test_equal_seeds_give_equal_turns(live: Live) -> None:
     assert [o.ids for _, o in one.turns] != [o.ids for _, o in other.turns]
 
 
+async def test_a_turn_depends_on_its_context_and_its_seed_alone(live: Live) -> None:
+    """vLLM alone keeps the first turn's generator, and dies of a seed when a prompt is cut into steps."""
+    for first, observation in ((tokens(9, 40), tokens(8, 30)), (tokens(7, 700), tokens(6, 200))):
+        await asyncio.gather(*(play(live.engine, [tokens(k, 300)], seed=k) for k in range(3)))
+        kept = await play(live.engine, [first, observation], seed=4, reserve=1024)
+        start, output = kept.turns[1]
+        async with live.engine.session(1024) as session:
+            fresh = await session.generate(kept.ids[:start], Sampling(8, seed=4001, ignore_eos=True))
+        assert fresh.ids == output.ids
+        assert live.gap(kept) <= 1e-4
+
+
 async def test_a_prompt_that_is_too_long_is_refused_before_the_engine_sees_it(live: Live) -> None:
     engine = live.engine
     async with engine.session(200) as session:

@@ -1,0 +1,244 @@
+"""The engine's process: its start, its death, what it leaves behind, and what it leaves alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tiderl.engine.base import Sampling
+from tiderl.engine.counters import Cell
+from tiderl.engine.settings import EngineSettings
+from tiderl.engine.vllm import VLLMEngine
+from tiderl.errors import EngineError
+
+from .conftest import Live, load_reference, play, tokens
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+
+
+def alive(pid: int) -> bool:
+    """True while the process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def leftovers() -> set[str]:
+    return {f"{place}/{name}" for place in ("/dev/shm", "/tmp") for name in os.listdir(place)}
+
+
+async def test_start_and_close_leave_this_process_and_machine_alone(
+    live: Live, tiny: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A second engine beside the first one, with two threads, after this process has used OpenMP."""
+    import numpy as np
+    import torch
+
+    torch.set_num_threads(2)
+    a = torch.randn(1500, 1500)
+    (a @ a).sum()  # a pool of OpenMP threads now belongs to this thread
+    torch.manual_seed(5)
+    np.random.seed(5)
+    random.seed(5)
+    wanted = torch.rand(1).item(), np.random.rand(), random.random()
+    torch.manual_seed(5)
+    np.random.seed(5)
+    random.seed(5)
+    environment, files, children = dict(os.environ), leftovers(), _children()
+    capfd.readouterr()
+
+    engine = VLLMEngine(
+        EngineSettings(model=tiny, kv_tokens=4096, max_sessions=8, threads=2, banned_token_ids=(0, 5, 300))
+    )
+    await engine.start()
+    assert engine.start_seconds["construct"] < 12
+    both = Live(engine, load_reference(tiny), tiny)
+    episodes = await asyncio.gather(
+        *(
+            play(engine, [tokens(k, 500), tokens(k, 60)], max_tokens=40, seed=k, reserve=1024)
+            for k in range(4)
+        ),
+        play(live.engine, [tokens(1, 100)]),
+    )
+    assert max(both.gap(e) for e in episodes[:4]) <= 1e-4  # log-probs are of the full softmax
+    assert not {0, 5, 300} & {i for e in episodes[:4] for _, o in e.turns for i in o.ids}
+    pid = engine._counters[Cell.PID]  # type: ignore[index]
+    assert alive(pid)
+    began = time.monotonic()
+    await engine.close()
+    assert time.monotonic() - began < 1.5
+    assert not alive(pid)
+    await engine.close()
+
+    assert (torch.rand(1).item(), np.random.rand(), random.random()) == wanted
+    assert torch.get_num_threads() == 2
+    kept = {k: v for k, v in os.environ.items() if k not in _PLATFORM}
+    assert kept == {k: v for k, v in environment.items() if k not in _PLATFORM}
+    assert {n for n in leftovers() - files if "vllm" in n or "tiderl-engine" in n} == set()
+    assert _children() <= children
+    assert capfd.readouterr() == ("", "")
+    assert live.gap(await play(live.engine, [tokens(1, 100)])) <= 1e-4
+
+
+# Set by vLLM's CPU platform for its own use; none of them is read by torch after import.
+_PLATFORM = {
+    "NUMEXPR_MAX_THREADS",
+    "TORCHINDUCTOR_COMPILE_THREADS",
+    "VLLM_DISABLE_SHARED_EXPERTS_STREAM",
+    "TORCHINDUCTOR_CPP_DYNAMIC_THREADS",
+    "VLLM_SSM_CONV_STATE_LAYOUT",
+    "LOCAL_WORLD_SIZE",
+    "LD_PRELOAD",
+    "PYTEST_CURRENT_TEST",
+}
+
+
+def _children() -> set[int]:
+    text = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(os.getpid())], capture_output=True, text=True
+    ).stdout
+    return {int(pid) for pid in text.split() if alive(int(pid))}
+
+
+async def test_c5_c11_a_killed_engine_fails_everybody_at_once_and_says_why(
+    tiny: Path, tmp_path: Path
+) -> None:
+    engine = VLLMEngine(
+        EngineSettings(model=tiny, kv_tokens=2048, max_sessions=8, log_file=tmp_path / "logs" / "engine.log")
+    )
+    await engine.start()
+    assert (tmp_path / "logs" / "engine.log").is_file()
+    running = [asyncio.create_task(play(engine, [tokens(k, 30)], max_tokens=400)) for k in range(4)]
+    waiting = [asyncio.create_task(play(engine, [tokens(k, 30)])) for k in range(4)]
+    try:
+        async with engine.session(0 + 32) as idle:
+            pass
+        idle_session = engine.session(32)
+        waiting_too = asyncio.create_task(_hold_idle(idle_session))
+        await asyncio.sleep(0.15)
+        os.kill(engine._counters[Cell.PID], signal.SIGKILL)  # type: ignore[index]
+        began = time.monotonic()
+        results = await asyncio.wait_for(
+            asyncio.gather(*running, *waiting, waiting_too, return_exceptions=True), 10
+        )
+        assert time.monotonic() - began < 3
+        failed = [r for r in results if isinstance(r, BaseException)]
+        assert len(failed) >= 5
+        assert all(isinstance(r, EngineError) for r in failed), failed
+        assert any("SIGKILL" in str(r) for r in failed), [str(r) for r in failed]
+        with pytest.raises(EngineError, match="died"):
+            async with engine.session(32) as session:
+                await session.generate([1], Sampling(1))
+        with pytest.raises(EngineError, match="died"):
+            await engine.publish([("model.norm.weight", load_reference(tiny).model.norm.weight)], 1)
+        del idle
+    finally:
+        began = time.monotonic()
+        await engine.close()
+        assert time.monotonic() - began < 1.5
+
+
+async def _hold_idle(opening: object) -> None:
+    """A session between two turns when the engine dies: the next turn fails."""
+    async with opening as session:  # type: ignore[attr-defined]
+        while True:
+            await asyncio.sleep(0.3)
+            await session.generate([1], Sampling(1, ignore_eos=True))
+
+
+async def test_closing_an_engine_ends_its_open_sessions(tiny: Path) -> None:
+    engine = VLLMEngine(EngineSettings(model=tiny, kv_tokens=1024, max_sessions=8))
+    await engine.start()
+    tasks = [asyncio.create_task(play(engine, [tokens(k, 30)], max_tokens=450)) for k in range(4)]
+    await asyncio.sleep(0.1)
+    began = time.monotonic()
+    await engine.close()
+    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+    assert time.monotonic() - began < 1.5
+    assert all(isinstance(r, EngineError) and "closed" in str(r) for r in results), results
+
+
+async def test_a_model_vllm_cannot_run_is_an_error_with_the_reason(tiny: Path, tmp_path: Path) -> None:
+    import shutil
+
+    folder = tmp_path / "strange"
+    shutil.copytree(tiny, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps(config | {"architectures": ["NoSuchModel"], "model_type": "no"})
+    )
+    children = _children()
+    with pytest.raises(EngineError, match=r"strange|did not start"):
+        await VLLMEngine(EngineSettings(model=folder)).start()
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 999}))  # weights do not fit
+    with pytest.raises(EngineError, match="did not start"):
+        await VLLMEngine(EngineSettings(model=folder)).start()
+    await asyncio.sleep(0.2)
+    assert _children() <= children
+
+
+async def test_a_start_that_takes_too_long_is_ended(tiny: Path, live: Live) -> None:
+    children = _children()
+    engine = VLLMEngine(EngineSettings(model=tiny, start_timeout=1.0))
+    with pytest.raises(EngineError, match="not up after 1 s"):
+        await engine.start()
+    for _ in range(150):
+        if _children() <= children:
+            return
+        await asyncio.sleep(0.1)
+    pytest.fail("the process of the abandoned start is still there")
+
+
+PARENT = """
+import asyncio, os, sys
+from tiderl.engine.settings import EngineSettings
+from tiderl.engine.vllm import VLLMEngine
+from tiderl.engine.base import Sampling
+
+async def main():
+    async with VLLMEngine(EngineSettings(model=sys.argv[1], start_method=sys.argv[2])) as engine:
+        async with engine.session(64) as session:
+            await session.generate([1, 2, 3], Sampling(4))
+            print(engine._counters[0], flush=True)
+            await asyncio.sleep(100)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+async def test_an_engine_dies_with_its_killed_parent(tiny: Path, tmp_path: Path, method: str) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        PARENT.replace("asyncio.run(main())", "if __name__ == '__main__':\n    asyncio.run(main())")
+    )
+    before = leftovers()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(script), str(tiny), method, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        line = await asyncio.wait_for(process.stdout.readline(), 110)
+        pid = int(line)
+        assert alive(pid)
+    finally:
+        process.kill()
+        _, errors = await process.communicate()
+    lines = [line for line in errors.decode().splitlines() if "resource_tracker" not in line]
+    assert not [line for line in lines if line and "warnings.warn" not in line]
+    for _ in range(30):
+        if not alive(pid):
+            break
+        await asyncio.sleep(0.1)
+    assert not alive(pid)
+    assert not [n for n in leftovers() - before if n.startswith("/dev/shm") or "tiderl-engine" in n]
