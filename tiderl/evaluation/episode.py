@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from ..agent.policy import EndReached, Policy, PolicyState
 from ..env.ends import EndReason
 from ..env.messages import assistant, copy_message, copy_messages
-from ..errors import EnvironmentFault, TideError
+from ..errors import EnvironmentFault, PromptTooLong, TideError
 from .plan import PlannedEpisode
 from .result import EpisodeResult
 
@@ -51,6 +51,8 @@ class PlayedEpisode:
     seconds: float = 0.0
     latencies: list[float] = field(default_factory=list)
     error: str | None = None
+    too_long: PromptTooLong | None = None
+    """Set when the first prompt did not fit: the model was never asked."""
     trajectory: Trajectory | None = None
 
     def close(self) -> PlayedEpisode:

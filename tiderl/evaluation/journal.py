@@ -138,6 +138,7 @@ class Journal:
         self.folder = folder
         self.records: dict[int, EpisodeResult] = {}
         self.process = 1
+        existed = folder.exists()
         self._mutex = threading.Lock()
         path = folder / JOURNAL
         try:
@@ -160,6 +161,7 @@ class Journal:
         except BaseException:
             os.close(self._fd)
             raise
+        self._made_folder = not existed
 
     def __enter__(self) -> Journal:
         return self
@@ -226,6 +228,18 @@ class Journal:
                 os.ftruncate(self._fd, size)
                 raise _disk(error, self.folder / JOURNAL) from error
             self.records[record.index] = record
+
+    def discard(self) -> None:
+        """Remove what this evaluation wrote, and the folder when that was ours too.
+
+        For an evaluation in which no episode has ended: a failed start leaves nothing behind.
+        """
+        self.records.clear()
+        for name in (SUMMARY, JOURNAL, CONFIGURATION):
+            (self.folder / name).unlink(missing_ok=True)
+        shutil.rmtree(self.folder / EPISODES, ignore_errors=True)
+        if self._made_folder and self.folder.exists() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
 
     def write_summary(self, summary: Mapping[str, Any]) -> Path:
         """Replace summary.json."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..agent.policy import Policy
-from ..errors import ConfigError, EngineError, InfrastructureError, TideError, nearest
+from ..errors import ConfigError, EngineError, InfrastructureError, PromptTooLong, TideError, nearest
 from .episode import EpisodePlayer, PlayedEpisode, play_episode
 from .episodes import EpisodeFolder
 from .journal import JOURNAL, Journal, check_folder, read_journal
@@ -56,6 +56,7 @@ async def evaluate(
     Raises:
         UnknownEnvironment, ConfigError, ModelError, EndpointError: bad input; nothing was written.
         RunExists: `plan.out` holds something else; see `journal.check_folder`.
+        PromptTooLong: not one first prompt fits the model; nothing is kept.
         EngineError: the engine died. InfrastructureError: episode after episode was ended by
             infrastructure. In both, and when it is cancelled, the journal keeps all that was finished.
     """
@@ -174,10 +175,17 @@ class _Run:
             self.reporter.start(self.tally)
             try:
                 await self._play_all(todo)
+            except PromptTooLong:  # no task fits: no evaluation has happened
+                self.records.clear()
+                if self.journal is not None:
+                    self.journal.discard()
+                raise
             finally:
                 result = self._result()
                 if self.journal is not None and result.episodes:
                     self.journal.write_summary(result.to_json())
+                elif self.journal is not None and not self.journal.records:
+                    self.journal.discard()
             return result
 
     def _kept(self, planned: PlannedEpisode) -> bool:
@@ -206,13 +214,21 @@ class _Run:
             self.tally.add(record)
             self.reporter.episode(record, self.tally)
             self.failures_in_a_row = 0 if record.valid else self.failures_in_a_row + 1
+            if not record.valid and not self.tally.valid and self.tally.done == self.tally.total:
+                self._raise_if_too_long(played)
             if self.failures_in_a_row >= most_failures:
+                self._raise_if_too_long(played)
                 raise InfrastructureError(
                     f"{self.failures_in_a_row} episodes in a row were ended by infrastructure, "
                     f"the last one by: {record.error}",
                     where=f"{self.plan.env_id}, {self.policy.name}",
                     fix="mend that and run the same command again; finished episodes are kept",
                 )
+
+    def _raise_if_too_long(self, played: PlayedEpisode) -> None:
+        """Not one first prompt has fitted the model: that is the user's to mend."""
+        if played.too_long is not None and not any(r.valid for r in self.records.values()):
+            raise played.too_long
 
     async def _keep(self, planned: PlannedEpisode, played: PlayedEpisode, record: EpisodeResult) -> None:
         # The trajectory goes first: a record in the journal means that its trajectory is there.
@@ -231,6 +247,8 @@ class _Run:
             raise
         except Exception as error:
             if played is None:
+                if isinstance(error, PromptTooLong):
+                    return PlayedEpisode(error=str(error), too_long=error)
                 if isinstance(error, TideError) and not isinstance(error, InfrastructureError):
                     raise  # no such environment, or it cannot be made: true of every episode
                 text = str(error) if isinstance(error, TideError) else f"{type(error).__name__}: {error}"

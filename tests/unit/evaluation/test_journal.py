@@ -185,6 +185,19 @@ def test_after_close_nothing_is_written(tmp_path: Path) -> None:
     assert read_journal(tmp_path) == {}
 
 
+def test_a_failed_start_leaves_nothing(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "e", CONFIG)
+    journal.discard()
+    journal.discard()
+    journal.__exit__()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine").mkdir()
+    journal = Journal(tmp_path / "mine", CONFIG)
+    journal.discard()
+    journal.__exit__()
+    assert list(tmp_path.rglob("*")) == [tmp_path / "mine"]
+
+
 def test_write_atomic_refuses_nan_and_keeps_the_old(tmp_path: Path) -> None:
     write_atomic(tmp_path / "s.json", {"a": 1})
     with pytest.raises(ValueError):
