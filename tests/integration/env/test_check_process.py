@@ -190,11 +190,13 @@ def _commands(text: str) -> list[str]:
 def test_a_check_ends_with_its_parent(module: Module, tmp_path: Path) -> None:
     env_id = module("def reply(self, text):\n    time.sleep(60)\n    return 'late'\n")
     name = next(tmp_path.glob("check_words_*.py")).stem
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
     code = (
         f"import {name}\nfrom tiderl.env.checker import check_environment\n"
         f"check_environment({env_id!r}, timeout=60.0)"
     )
-    environ = {**os.environ, "PYTHONPATH": str(tmp_path), "CHECK_MARK": env_id}
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path), "CHECK_MARK": env_id, "TMPDIR": str(temporary)}
     parent = subprocess.Popen([sys.executable, "-c", code], env=environ)
     try:
         deadline = time.monotonic() + 30.0
@@ -208,6 +210,7 @@ def test_a_check_ends_with_its_parent(module: Module, tmp_path: Path) -> None:
     while _marked(env_id) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert _marked(env_id) == set()
+    assert list(temporary.iterdir()) == []
 
 
 def _marked(mark: str) -> set[int]:

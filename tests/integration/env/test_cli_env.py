@@ -227,3 +227,21 @@ def _read_until(descriptor: int, end: bytes) -> bytes:
             break
     assert end in seen, seen
     return seen
+
+
+def test_an_interrupted_check_leaves_nothing(tmp_path: Path) -> None:
+    environ = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    words = [*COMMAND, "check", "tide/Safe-v0"]
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ, start_new_session=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("pass  start")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert errors == ""
+    assert list(tmp_path.iterdir()) == []

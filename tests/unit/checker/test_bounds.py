@@ -115,7 +115,7 @@ def test_wrong_arguments_are_refused() -> None:
 def test_constructor_arguments_reach_the_environment() -> None:
     report = check_environment(Good, tasks=1, pause=0.0, kwargs={"max_turns": 2})
     assert report.ok, str(report)
-    assert "2 turns at most" in report["start"].detail
+    assert "turns: at most 2" in report["start"].detail
 
 
 def test_items_are_announced_as_they_are_known() -> None:

@@ -50,7 +50,7 @@ def start(ctx: Context) -> str:
     finally:
         ctx.driver.close(env)
     count = sum(map(len, ctx.splits.values()))
-    return f"made and reset; {count} tasks, {len(ctx.tools)} tools, {ctx.max_turns} turns at most"
+    return f"made and reset; tasks: {count}, tools: {len(ctx.tools)}, turns: at most {ctx.max_turns}"
 
 
 COMPARED = 5_000

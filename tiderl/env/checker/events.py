@@ -91,13 +91,17 @@ class PipeSender(Sender):
         self._descriptor = descriptor
 
     def send(self, event: Event) -> None:
-        """Write an event; where nobody reads any more, the process ends."""
+        """Write an event.
+
+        Raises:
+            Abandoned: nobody reads any more.
+        """
         data = json.dumps(event).encode() + b"\n"
         try:
             while data:
                 data = data[os.write(self._descriptor, data) :]
         except BrokenPipeError:
-            os._exit(1)
+            raise Abandoned from None
 
 
 class PipeSource:

@@ -185,7 +185,7 @@ def _in_process(order: dict[str, Any], on_item: OnItem | None) -> Watcher:
                 stderr=log,
                 pass_fds=(writing,),
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": _python_path()},
+                env={**os.environ, "PYTHONPATH": _python_path(), "TMPDIR": str(folder)},
             )
         os.close(writing)
         writing = -1
