@@ -58,7 +58,13 @@ class PlayedEpisode:
     def close(self) -> PlayedEpisode:
         """Apply the rule that an episode without a single reply did not happen; returns itself."""
         if self.model_calls == 0 and self.end.valid:
-            self.error = f"it ended ({self.end}) before the policy made one reply"
+            if self.end in (EndReason.CONTEXT_LENGTH, EndReason.MAX_TOKENS):
+                self.too_long = PromptTooLong(
+                    f"the first prompt does not fit the model: {self.error or self.end}",
+                    fix="choose a model with a longer context, or raise its limit",
+                )
+            told = f" ({self.error})" if self.error else ""
+            self.error = f"it ended as {self.end} before the policy made one reply{told}"
             self.end = EndReason.INFRASTRUCTURE
         return self
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -135,3 +138,64 @@ def installed(plugin: Path) -> Iterator[Path]:
         patch.syspath_prepend(str(plugin))
         importlib.import_module("evalrun_plugin")  # entry points may have been read before
         yield plugin
+
+
+class ChatServer:
+    """An endpoint that speaks chat completions and always says the word of the last user message."""
+
+    def __init__(self) -> None:
+        self.failing = False
+        """While true, every task about the word `other` gets HTTP 500."""
+        self.asked = 0
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _send(self, status: int, data: dict[str, object]) -> None:
+                content = json.dumps(data).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def do_GET(self) -> None:
+                self._send(200, {"data": [{"id": "parrot"}]})
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                server.asked += 1
+                word = body["messages"][-1]["content"].removeprefix("Say ").rstrip(".")
+                if server.failing and word == "other":
+                    self._send(500, {"error": {"message": "out of memory"}})
+                    return
+                arguments = json.dumps({"word": word})
+                call = {"id": "c", "type": "function", "function": {"name": "say", "arguments": arguments}}
+                message = {"role": "assistant", "content": None, "tool_calls": [call]}
+                usage = {"prompt_tokens": 7, "completion_tokens": 3}
+                self._send(
+                    200, {"choices": [{"message": message, "finish_reason": "tool_calls"}], "usage": usage}
+                )
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.httpd.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.httpd.server_address[1]}/v1"
+        self.thread = threading.Thread(target=self.httpd.serve_forever, args=(0.02,), daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        """Stop serving."""
+        self.httpd.shutdown()
+        self.httpd.server_close()
+        self.thread.join(5)
+
+
+@pytest.fixture
+def parrot() -> Iterator[ChatServer]:
+    """A running `ChatServer`."""
+    server = ChatServer()
+    yield server
+    server.close()

@@ -135,6 +135,29 @@ def test_folder_of_another_evaluation_is_refused(capsys: pytest.CaptureFixture[s
     )
 
 
+def test_t85_endpoint_that_fails_and_recovers(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, parrot: Any
+) -> None:
+    args = (*WORD, "--policy", f"openai:{parrot.url}#parrot", "-n", "12", "--out", str(tmp_path / "e"))
+    args += ("--policy-arg", "deadline=0.3", "--temperature", "0.5", "--max-tokens", "9")
+    parrot.failing = True
+    code, out, err = call(capsys, *args)
+    assert code == 0
+    assert "invalid, not counted" in out
+    assert "out of memory" in err
+    first = json.loads((tmp_path / "e" / "summary.json").read_text())
+    assert first["success"] == 1.0
+    assert 0 < first["invalid"] < 12
+    parrot.failing, parrot.asked = False, 0
+    code, out, _ = call(capsys, *args)
+    assert code == 0
+    assert parrot.asked == first["invalid"]
+    summary = json.loads((tmp_path / "e" / "summary.json").read_text())
+    assert (summary["valid"], summary["invalid"], summary["success"]) == (12, 0, 1.0)
+    assert summary["tokens"] == {"prompt": 84, "completion": 36}
+    assert summary["policy"] == f"openai:{parrot.url}#parrot"
+
+
 def start(out: Path, *args: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*COMMAND, *WORD, "--policy", "oracle", "--out", str(out), *args],

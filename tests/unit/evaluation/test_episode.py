@@ -103,6 +103,12 @@ async def test_t59_t81_limits_on_tokens_keep_their_own_name(direct: ModuleType, 
     assert sum(played.rewards) == pytest.approx(0.6)
 
 
+async def test_a_first_prompt_that_does_not_fit_is_no_zero(direct: ModuleType) -> None:
+    played = await play(direct, Scripted(EndReached(EndReason.CONTEXT_LENGTH, "4097 of 4096 tokens")))
+    assert played.end is EndReason.INFRASTRUCTURE
+    assert "4097 of 4096 tokens" in str(played.too_long)
+
+
 @pytest.mark.parametrize(
     "error", [EndpointError("gone"), WorkerDied("gone"), ValueError("a fault of the policy"), TimeoutError()]
 )
