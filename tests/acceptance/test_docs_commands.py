@@ -90,12 +90,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin folder of a virtual environment that sees this one's packages and can be installed into."""
     venv = tmp_path_factory.mktemp("venv") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True, timeout=120)
     site = next(venv.glob("lib/python*/site-packages"))
     (site / "outer.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    script = venv / "bin" / "tiderl"
-    script.write_text(f"#!{venv}/bin/python\nfrom tiderl.cli.main import main\nmain()\n")
-    script.chmod(0o755)
+    for name, module in (("tiderl", "tiderl.cli.main"), ("pip", "pip._internal.cli.main")):
+        script = venv / "bin" / name
+        script.write_text(f"#!{venv}/bin/python\nimport sys\nfrom {module} import main\nsys.exit(main())\n")
+        script.chmod(0o755)
     return venv / "bin"
 
 
