@@ -118,7 +118,9 @@ def test_links_lead_to_files(document: str) -> None:
 @pytest.mark.parametrize(
     "document", [d for d in DOCUMENTS if any(b.language == "bash" and b.mode != "check" for b in blocks(d))]
 )
-def test_commands_run(document: str, tmp_path: Path, interpreter: Path, tiny_model: Path) -> None:
+def test_commands_run(
+    document: str, tmp_path: Path, interpreter: Path, request: pytest.FixtureRequest
+) -> None:
     environment = {
         **os.environ,
         "PATH": f"{interpreter}:{os.environ['PATH']}",
@@ -136,6 +138,7 @@ def test_commands_run(document: str, tmp_path: Path, interpreter: Path, tiny_mod
             continue
         script = block.text.replace("\\\n", " ")
         if block.mode == "small":
+            tiny_model = request.getfixturevalue("tiny_model")
             script = "\n".join(shrink(line, tiny_model) for line in script.splitlines())
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", script],
