@@ -19,6 +19,7 @@ for key, value in {
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "OMP_WAIT_POLICY": "passive",
     "NO_COLOR": "1",
     "COLUMNS": "120",
 }.items():

@@ -92,6 +92,9 @@ def root(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 2 a user's error, 130 interrupted, 1 a fault of ours."""
+    # Engine and trainer share the cores: an OpenMP thread that spins takes the core from the one with work
+    # (7 times fewer tokens a second were measured on two busy cores). Read when torch is first imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         result = get_command(app).main(args=argv, prog_name="tiderl", standalone_mode=False)
         sys.exit(result if isinstance(result, int) else 0)

@@ -89,26 +89,39 @@ async def run_episode(
     """
     trajectory = new_trajectory(spec)
     seconds = limits.seconds or env.spec.episode_timeout
-    chat = agent.episode(env.spec.tools)
+    chat = agent.episode()
     started = time.monotonic()
     try:
         async with asyncio.timeout(seconds):
             await _drive(trajectory, spec, env, engine, chat, limits, gate or FreeGate())
     except TimeoutError:
-        trajectory.end = EndReason.TIME
+        await _cut(trajectory, env, EndReason.TIME)
     except PromptTooLong as error:
-        ours = limits.max_episode_tokens < engine.max_model_len
-        trajectory.end = EndReason.MAX_TOKENS if ours else EndReason.CONTEXT_LENGTH
         trajectory.note = str(error)
+        ours = limits.max_episode_tokens < engine.max_model_len
+        await _cut(trajectory, env, EndReason.MAX_TOKENS if ours else EndReason.CONTEXT_LENGTH)
     except EngineError:
         raise
     except (InfrastructureError, EnvironmentFault) as error:
-        trajectory.end = EndReason.INFRASTRUCTURE
-        trajectory.note = str(error)
+        trajectory.end, trajectory.note = EndReason.INFRASTRUCTURE, str(error)
     trajectory.messages = chat.messages
     trajectory.forks = chat.forks
     trajectory.seconds["total"] = time.monotonic() - started
     return trajectory
+
+
+async def _cut(trajectory: Trajectory, env: EnvSession, reason: EndReason) -> None:
+    """End an episode at a limit of ours; the environment is told and may give partial credit (T72)."""
+    trajectory.end = reason
+    if not trajectory.rewards:
+        return
+    try:
+        credit, _ = await env.truncate(str(reason))
+    except (InfrastructureError, EnvironmentFault) as error:
+        # A hung environment is past answering; what it gave so far stands.
+        trajectory.note = trajectory.note or str(error)
+    else:
+        trajectory.rewards[-1] += credit
 
 
 async def _drive(
@@ -124,7 +137,7 @@ async def _drive(
     async with gate.inside(spec.order):
         clock = time.monotonic()
         messages, _ = await env.reset(seed=spec.seed, task=spec.task, split=spec.split)
-        new = chat.start(messages)
+        new = chat.start(messages, env.spec.tools)
         trajectory.seconds["environment"] = time.monotonic() - clock
         broke = True
         while broke:  # one engine session for each record; a second one only after a fork
@@ -152,16 +165,16 @@ async def _turns(
             max_tokens=limits.max_turn_tokens,
             temperature=limits.temperature,
             top_p=limits.top_p,
-            stop_token_ids=tuple(chat.stop_token_ids),
+            stop_token_ids=chat.agent.stop_token_ids,
             seed=derive_seed(spec.sampling_seed, trajectory.turns),
         )
         clock = time.monotonic()
         await gate.turn(spec.order)
         trajectory.seconds["gate"] = trajectory.seconds.get("gate", 0.0) + time.monotonic() - clock
         clock = time.monotonic()
-        out = await kv.generate(new, sampling, chat.take_images())
+        out = await kv.generate(new, sampling, chat.new_images)
         trajectory.seconds["engine"] = trajectory.seconds.get("engine", 0.0) + time.monotonic() - clock
-        record.append_context(new)
+        record.append_context(new, chat.new_image_hashes)
         record.append_sampled(out.ids, out.logprobs, out.versions)
         trajectory.turns += 1
         action = chat.act(out.ids, out.finish)
@@ -170,11 +183,12 @@ async def _turns(
         trajectory.seconds["environment"] += time.monotonic() - clock
         trajectory.rewards.append(float(reward))
         trajectory.invalid_actions += "invalid_action" in info
-        delta = chat.observe(messages)
         if terminated or truncated:
+            chat.finish(messages)
             trajectory.end = EndReason(info["end"])
             trajectory.success = bool(info.get("success", trajectory.end is EndReason.SUCCESS))
             return False, []
+        delta = chat.observe(messages)
         if delta.broke:
-            return True, delta.ids
-        new = delta.ids
+            return True, list(delta.ids)
+        new = list(delta.ids)

@@ -61,12 +61,11 @@ def engine_settings(
 def build_agent(config: RunConfig, model: str | Path) -> ChatAgent:
     """The agent of a run, over the tokenizer in `model`. Raises `ModelError` for a folder without one."""
     from tiderl.agent.chat import ChatAgent
-    from tiderl.agent.formats import get_format
     from tiderl.agent.tokenizer import load_tokenizer
 
     return ChatAgent(
         load_tokenizer(model),
-        get_format(config.agent.format),
+        config.agent.format,
         system=config.agent.system,
         instructions=config.agent.instructions,
     )
