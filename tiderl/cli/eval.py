@@ -37,29 +37,30 @@ def evaluate(
     policy: Annotated[str, typer.Option("--policy", "-p", help=POLICY_HELP, metavar="SPEC")],
     episodes: Annotated[
         int | None,
-        typer.Option("--episodes", "-n", help="How many episodes. [default: 100; run: the run's own]"),
+        typer.Option("--episodes", "-n", help="How many episodes.", show_default="100; run: the run's own"),
     ] = None,
     split: Annotated[
-        str | None, typer.Option(help="Which tasks. [default: test; run: the run's own]")
+        str | None, typer.Option(help="Which tasks.", show_default="test; run: the run's own")
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="Of tasks' order, resets and sampling. [default: 0; run: the run's own]"),
+        typer.Option(help="Of tasks' order, resets and sampling.", show_default="0; run: the run's own"),
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option(help="Episodes at once. [default: the policy's choice]")
+        int | None, typer.Option(help="Episodes at once.", show_default="the policy's choice")
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="0 is greedy. [default: 0; run: the run's own; openai: the server's]")
+        float | None,
+        typer.Option(help="0 is greedy.", show_default="0; run: the run's own; openai: the server's"),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Longest reply in tokens. [default: the policy's choice]")
+        int | None, typer.Option(help="Longest reply in tokens.", show_default="the policy's choice")
     ] = None,
     format: Annotated[
         str | None, typer.Option(help="Action format of hf: and run:, such as hermes, lines, text.")
     ] = None,
     episode_timeout: Annotated[
-        float | None, typer.Option(help="Seconds an episode may take. [default: the environment's]")
+        float | None, typer.Option(help="Seconds an episode may take.", show_default="the environment's")
     ] = None,
     env_arg: Annotated[
         list[str] | None,
@@ -76,7 +77,7 @@ def evaluate(
     ] = None,
     workers: Annotated[int, typer.Option(help="Processes that hold environments.")] = 2,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the results. [default: evals/ENV-POLICY]")
+        Path | None, typer.Option(help="Folder of the results.", show_default="evals/ENV-POLICY")
     ] = None,
     resume: Annotated[
         bool,
