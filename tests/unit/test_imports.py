@@ -21,6 +21,7 @@ LAYERS: list[set[str]] = [
     {"config"},
     {"rollout"},
     {"evaluation", "training"},
+    {"bench"},
     {"cli"},
 ]
 """Lowest first. A part may import its own layer and every lower one, never a higher one."""

@@ -1,0 +1,1 @@
+"""Benchmarks against other systems; the commands are in `tiderl.cli.bench`."""
