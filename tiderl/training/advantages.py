@@ -17,7 +17,7 @@ EPSILON = 1e-6
 """Added to the standard deviation, as in the reference implementations."""
 
 
-def zero_variance(rewards: Sequence[float], valid: Sequence[bool]) -> bool:
+def zero_variance(rewards: Sequence[float], valid: Sequence[bool] | np.ndarray) -> bool:
     """True when the valid members' rewards are all equal, so no member is better than another."""
     r = np.asarray(rewards, dtype=np.float64)[np.asarray(valid, dtype=bool)]
     return r.size == 0 or float(np.ptp(r)) <= 1e-12

@@ -100,7 +100,7 @@ class Replica:
         Returns:
             Statistics; `skipped` is True when nothing was learned and the weights did not change.
         """
-        self._drop_gradients()
+        self.discard()
         self.accumulate(groups, version)
         return self.step()
 
@@ -143,6 +143,16 @@ class Replica:
         self._add_seconds("step", started)
         self._begin()
         return stats
+
+    @property
+    def denominator(self) -> float:
+        """What the running gradient sum will be divided by."""
+        return self._denominator
+
+    def discard(self) -> None:
+        """Forget everything accumulated since the last step."""
+        self.optimizer.clear()
+        self._begin()
 
     def logprobs(self, records: Sequence[TokenRecord]) -> list[np.ndarray]:
         """Log-probs (nats, float32) of each record's loss tokens under the current weights."""
@@ -207,7 +217,7 @@ class Replica:
         self.skipped_in_a_row = int(state["skipped_in_a_row"])
         torch.set_rng_state(state["rng"].cpu())
         self.model.refresh()
-        self._drop_gradients()
+        self.discard()
 
     # -- inside -------------------------------------------------------------------------------------
 
@@ -216,10 +226,6 @@ class Replica:
         self._sums = StatSums()
         self._denominator = self._loss_sum = self._policy_sum = 0.0
         self._useful = False
-
-    def _drop_gradients(self) -> None:
-        self.optimizer.clear()
-        self._begin()
 
     def _add_seconds(self, name: str, since: float) -> None:
         seconds = self._stats.seconds
@@ -275,7 +281,7 @@ class Replica:
             self.optimizer.collect()
             self._add_seconds("backward", started)
 
-        self._loss_sum += float(loss.detach())
+        self._loss_sum += float((weights * per_token).detach().double().sum())
         self._policy_sum += float((weights * policy).detach().double().sum())
         rows = tensor(pack.pair_row, torch.int64)
         values = {

@@ -55,7 +55,8 @@ def test_equal_rewards_give_exact_zeros() -> None:
     r = [0.1 + 0.2] * 3  # 0.3000...04: the mean does not round back to it
     assert zero_variance(r, [True] * 3)
     assert not group_advantages(r).any()
-    assert zero_variance([1.0, 5.0], [True, False]) and not zero_variance([1.0, 5.0], [True, True])
+    assert zero_variance([1.0, 5.0], [True, False])
+    assert not zero_variance([1.0, 5.0], [True, True])
 
 
 @pytest.mark.parametrize(

@@ -55,14 +55,17 @@ def test_c67_invalid_members_are_in_no_mean_no_count_and_no_loss(end: EndReason)
 
 def test_c70_an_episode_in_which_no_model_was_called_is_masked() -> None:
     batch = build_batch([group(member(1.0), member(0.0), member(0.0, sampled=0))], LossSettings())
-    assert batch.masked_episodes == 1 and batch.episodes == 2
+    assert batch.masked_episodes == 1
+    assert batch.episodes == 2
 
 
 def test_a_group_with_fewer_than_two_valid_members_is_skipped_and_counted() -> None:
     failed = member(0.0, EndReason.INFRASTRUCTURE)
     batch = build_batch([group(member(1.0), failed), group(failed, failed, ordinal=1)], LossSettings())
-    assert batch.skipped_groups == 2 and batch.masked_episodes == 3
-    assert not batch.records and not batch.denominator
+    assert batch.skipped_groups == 2
+    assert batch.masked_episodes == 3
+    assert not batch.records
+    assert not batch.denominator
 
 
 def test_c76_a_group_made_with_one_member_is_an_error() -> None:
@@ -84,7 +87,8 @@ def test_a_masked_member_counts_in_the_baseline_only() -> None:
     batch = build_batch(
         [group(member(1.0), member(0.0, masked=True))], LossSettings(aggregation="seq_mean_token_mean")
     )
-    assert batch.episodes == 1 and batch.denominator == 1.0
+    assert batch.episodes == 1
+    assert batch.denominator == 1.0
     assert batch.records[0].advantage == pytest.approx(0.7071, abs=1e-3)
 
 
@@ -105,7 +109,8 @@ def test_a_forked_episode_is_one_sequence() -> None:
     forked = member(1.0)
     forked.records.append(member(1.0).records[0])
     batch = build_batch([group(forked, member(0.0))], LossSettings(aggregation="seq_mean_token_mean"))
-    assert batch.denominator == 2.0 and len(batch.records) == 3
+    assert batch.denominator == 2.0
+    assert len(batch.records) == 3
     assert [r.weight for r in batch.records] == pytest.approx([1 / 6, 1 / 6, 1 / 3])
 
 

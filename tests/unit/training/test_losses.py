@@ -56,7 +56,8 @@ def test_gspo_uses_the_sequence_ratio_and_a_token_gradient() -> None:
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(grad, expected)
     _, grad, clipped = run([1.5, 1.5], [1.0, 1.0], policy="gspo")
-    assert clipped.all() and not grad.any()
+    assert clipped.all()
+    assert not grad.any()
 
 
 def test_cispo_keeps_a_gradient_where_the_ratio_is_clipped() -> None:
@@ -116,10 +117,12 @@ def test_truncated_importance_weights() -> None:
     sequence = torch.tensor([0, 0, 1, 1])
     token = correction_weights("tis_token", old, rollout, sequence, 2, 2.0)
     whole = correction_weights("tis_sequence", old, rollout, sequence, 2, 2.0)
-    assert token is not None and whole is not None
+    assert token is not None
+    assert whole is not None
     torch.testing.assert_close(token, torch.tensor([2.0, 0.5, 2.0, 0.25]))
     torch.testing.assert_close(whole, torch.tensor([1.5, 1.5, 0.5, 0.5]))
-    assert not token.requires_grad and not whole.requires_grad
+    assert not token.requires_grad
+    assert not whole.requires_grad
     assert correction_weights(None, old, rollout, sequence, 2, 2.0) is None
 
 

@@ -57,4 +57,6 @@ def test_a_gradient_that_is_not_finite_is_refused_and_changes_nothing(bad: float
     parameter, optimizer = made()
     with pytest.raises(ModelError, match="learning_rate"):
         step(parameter, optimizer, bad)
-    assert torch.equal(parameter, torch.ones(4)) and optimizer.updates == 0 and parameter.grad is None
+    assert torch.equal(parameter, torch.ones(4))
+    assert optimizer.updates == 0
+    assert parameter.grad is None

@@ -127,7 +127,9 @@ def test_a_group_shares_its_prompt_and_a_batch_its_system_prompt() -> None:
 def test_equal_records_are_computed_once_and_each_keeps_its_loss_tokens() -> None:
     record = Item(np.array([1, 2, 3, 4]), np.array([2, 3]))
     (pack,) = pack_tree([record] * 3, 100)
-    assert pack.tokens == 3 and len(pack.pair_row) == 2 and len(pack.entry_pair) == 6
+    assert pack.tokens == 3
+    assert len(pack.pair_row) == 2
+    assert len(pack.entry_pair) == 6
 
 
 @pytest.mark.parametrize("targets", [[], [0, 1], [1, 4]])
