@@ -44,6 +44,7 @@ async def test_start_and_close_leave_this_process_and_machine_alone(
     import numpy as np
     import torch
 
+    reference = load_reference(tiny)
     torch.set_num_threads(2)
     a = torch.randn(1500, 1500)
     (a @ a).sum()  # a pool of OpenMP threads now belongs to this thread
@@ -62,7 +63,7 @@ async def test_start_and_close_leave_this_process_and_machine_alone(
     )
     await engine.start()
     assert engine.start_seconds["construct"] < 12
-    both = Live(engine, load_reference(tiny), tiny)
+    both = Live(engine, reference, tiny)
     episodes = await asyncio.gather(
         *(
             play(engine, [tokens(k, 500), tokens(k, 60)], max_tokens=40, seed=k, reserve=1024)
