@@ -61,6 +61,8 @@ clean: ## remove .venv, caches and build folders (runs/ stays)
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/uv:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' \
+		|| { echo "error: Python 3.11 or 3.12 is needed: make setup PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/setup.txt
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # Before any import of torch, vLLM or transformers, here or in a process that a test starts.
@@ -24,6 +25,12 @@ for key, value in {
     "COLUMNS": "120",
 }.items():
     os.environ.setdefault(key, value)
+if "PYTEST_XDIST_WORKER" in os.environ:  # one process per core already; spinning threads would fight
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A busy machine makes an example slow; pytest-timeout bounds whole tests.
+hypothesis.settings.register_profile("tiderl", deadline=None, derandomize="CI" in os.environ)
+hypothesis.settings.load_profile("tiderl")
 
 ROOT = Path(__file__).resolve().parents[1]
 
