@@ -6,6 +6,7 @@ The rules are those of docs/architecture.md; a new folder in `tiderl/` must be g
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -89,8 +90,13 @@ def module_name(path: Path) -> str:
     return ".".join(parts if parts[0] == "tiderl" else ["tiderl", *parts])
 
 
-def imported(path: Path) -> Iterator[tuple[int, str]]:
+@functools.cache
+def imported(path: Path) -> list[tuple[int, str]]:
     """(line, absolute module name) of every import in a file, also those inside functions."""
+    return list(_imported(path))
+
+
+def _imported(path: Path) -> Iterator[tuple[int, str]]:
     name = module_name(path)
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
