@@ -8,6 +8,7 @@ in the order of the task stream, and never so far ahead that the staleness bound
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -111,7 +112,7 @@ class Rollout:
             ordinal, self._next = self._next, self._next + 1
             task = asyncio.create_task(self._run_group(ordinal), name=f"group-{ordinal}")
             self._running[ordinal] = task
-            task.add_done_callback(lambda t, o=ordinal: self._finished(o, t))
+            task.add_done_callback(functools.partial(self._finished, ordinal))
 
     def _started(self) -> int:
         return len(self._done) + len(self._ready) + len(self._running)

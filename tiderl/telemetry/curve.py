@@ -44,7 +44,7 @@ def draw_curves(runs: Sequence[Path], out: Path) -> None:
         x, y = [r["update"] for r in rows], [r["success"] for r in rows]
         curves.append(y)
         (line,) = axes.plot(x, y, marker="o", markersize=3, linewidth=1.4, label=label)
-        _held_out(axes, summary, x[-1], line.get_color())
+        _held_out(axes, summary, x[-1], str(line.get_color()))
     if len(curves) > 1:
         length = min(map(len, curves))
         mean = np.mean([c[:length] for c in curves], axis=0)
