@@ -7,6 +7,7 @@ sampling differ. An engine that is passed in started belongs to the caller.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
@@ -57,6 +58,7 @@ class EnginePolicy:
         self.own, self.name = own, name
         self._identity = dict(identity or {})
         self._concurrency = concurrency
+        self._plays: Counter[int] = Counter()
 
     @property
     def default_concurrency(self) -> int:
@@ -88,8 +90,10 @@ class EnginePolicy:
             EngineError: the engine is dead.
             PromptTooLong: the very first prompt does not fit, so the model was never asked.
         """
+        self._plays[planned.index] += 1
+        # A name of its own each time: under an old name the engine would count tokens as computed again.
         spec = EpisodeSpec(
-            episode_id=f"episode-{planned.index:06d}",
+            episode_id=f"episode-{planned.index:06d}.{self._plays[planned.index]}",
             env_id=env.spec.env_id,
             task=planned.task,
             split=planned.split,

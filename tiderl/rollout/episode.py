@@ -116,7 +116,7 @@ async def _cut(trajectory: Trajectory, env: EnvSession, reason: EndReason) -> No
     if not trajectory.rewards:
         return
     try:
-        credit, _ = await env.truncate(str(reason))
+        credit, _ = await env.truncate(reason)
     except (InfrastructureError, EnvironmentFault) as error:
         # A hung environment is past answering; what it gave so far stands.
         trajectory.note = trajectory.note or str(error)
