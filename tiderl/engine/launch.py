@@ -202,7 +202,10 @@ def _arguments(settings: EngineSettings, counters: Counters, cpu: bool) -> Any:
     else:
         extra["gpu_memory_utilization"] = settings.gpu_memory
     if settings.max_images:
-        extra["limit_mm_per_prompt"] = {"image": settings.max_images, "video": 0, "audio": 0}
+        extra["limit_mm_per_prompt"] = {"image": settings.max_images}
+        # Its two halves assume that all that is processed is also sent; a turn we refuse would part them, and
+        # the next use of its picture would fail.
+        extra["mm_processor_cache_gb"] = 0
     if settings.banned_token_ids:
         extra["logits_processors"] = ["tiderl.engine.banned:BannedTokens"]
     return AsyncEngineArgs(
