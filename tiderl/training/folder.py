@@ -36,6 +36,7 @@ class RunFolder:
         self.config = config
         self.path = Path(config.runs_dir) / config.name
         self._lock: int | None = None
+        self._made: list[Path] = []
 
     @property
     def checkpoints(self) -> Path:
@@ -87,6 +88,7 @@ class RunFolder:
             RunExists: another process is using the folder.
             ResourceError: the folder cannot be made.
         """
+        self._made = [p for p in (self.path, *self.path.parents) if not p.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR)
@@ -116,11 +118,19 @@ class RunFolder:
             self._lock = None
 
     def discard_if_empty(self) -> None:
-        """Remove the folder of a run that failed before its first number: nothing half-written stays."""
+        """Remove the folder of a run that failed before its first number: nothing half-written stays.
+
+        Call it while the folder is ours: another process' folder is left alone.
+        """
+        if self._lock is None:
+            return
         if not self.resumable() and not (self.path / "summary.json").exists():
             metrics = self.path / "metrics.jsonl"
             if not metrics.exists() or not metrics.read_text().strip():
                 shutil.rmtree(self.path, ignore_errors=True)
+                for folder in self._made:
+                    if folder.exists() and not any(folder.iterdir()):
+                        folder.rmdir()
 
     def need_free(self, size: int) -> None:
         """Raises `ResourceError` when fewer than `size` bytes are free where the run is written."""

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tiderl.config import RunConfig
 from tiderl.env.registry import spec as environment_spec
-from tiderl.errors import ConfigError
+from tiderl.errors import ConfigError, PromptTooLong
 from tiderl.evaluation.engine_policy import EnginePolicy
 from tiderl.evaluation.plan import EvaluationPlan
 from tiderl.evaluation.runner import evaluate
@@ -35,6 +35,7 @@ from tiderl.training.settings import LoraSettings, LossSettings, ModelSettings, 
 from tiderl.trajectory.store import EpisodeStore
 
 if TYPE_CHECKING:
+    from tiderl.agent.chat import ChatAgent
     from tiderl.engine.vllm import VLLMEngine
     from tiderl.evaluation.result import EvaluationResult
     from tiderl.training.replica import Replica
@@ -87,13 +88,16 @@ async def open_parts(run: TrainingRun, resume: int | None) -> AsyncIterator[Part
     size = sum(f.stat().st_size for f in model.folder.glob("*.safetensors"))
     wide = 2 if config.model.dtype == "float32" else 1
     folder.need_free(size * wide * (config.checkpoint.keep + 2) + 200_000_000)
+    say("trying the environment")
+    ids = await _try_environment(config, agent)
 
     from tiderl.engine.vllm import VLLMEngine
 
     folder.open(resume)
     store = EpisodeStore(folder.path / "episodes", tokens=config.checkpoint.tokens)
     say("starting the engine")
-    engine = VLLMEngine(engine_settings(config, model.folder, log_file=folder.path / "engine.log"))
+    settings = engine_settings(config, model.folder, log_file=folder.path / "engine.log")
+    engine = VLLMEngine(replace(settings, banned_token_ids=agent.placeholder_token_ids))
     await engine.start()
     rollout: Rollout | None = None
     try:
@@ -127,6 +131,28 @@ async def open_parts(run: TrainingRun, resume: int | None) -> AsyncIterator[Part
     finally:
         store.close()
         await engine.close()
+
+
+async def _try_environment(config: RunConfig, agent: ChatAgent) -> list[Any]:
+    """Task ids of the training split, once its first prompt is known to leave room for a reply.
+
+    Raises:
+        PromptTooLong: it does not.
+    """
+    environment, limit = config.environment, config.rollout.max_episode_tokens
+    async with LocalHub(workers=1) as hub:
+        ids = await hub.task_ids(environment.id, environment.split, **environment.kwargs)
+        item = TaskStream(ids, config.seed).item(0)
+        async with hub.session(environment.id, **environment.kwargs) as env:
+            messages, _ = await env.reset(seed=item.seed, task=item.task, split=environment.split)
+            prompt = agent.episode().start(messages, env.spec.tools)
+    if len(prompt) >= limit:
+        raise PromptTooLong(
+            f"the first prompt of {environment.id} has {len(prompt)} tokens, and an episode may have {limit}",
+            where=f"task {item.task!r}",
+            fix="raise rollout.max_episode_tokens (and model.max_length)",
+        )
+    return ids
 
 
 def _gate(config: RunConfig, engine: VLLMEngine) -> TurnGate:

@@ -1,0 +1,181 @@
+"""`tiderl train` as a user runs it, on a tiny checkpoint in the real engine: the promises in numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Train = Callable[..., Path]
+
+pytestmark = [pytest.mark.timeout(400)]
+
+
+@pytest.fixture
+def train(cli: Any, config: Path, environ: dict[str, str], tmp_path: Path) -> Train:
+    """Run `tiderl train` with overrides; returns the run's folder."""
+
+    def run(*overrides: str, name: str = "tiny", code: int = 0) -> Path:
+        done = cli("train", str(config), f"name={name}", *overrides, env=environ, timeout=300)
+        assert done.returncode == code, done.stdout + done.stderr
+        return tmp_path / "runs" / name
+
+    return run
+
+
+def summary(run: Path) -> dict[str, Any]:
+    return json.loads((run / "summary.json").read_text())  # type: ignore[no-any-return]
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_sampler_and_trainer_agree_and_nothing_is_prefilled_twice(train: Train) -> None:
+    """Three turns, 16 episodes in flight, before and after weight updates: gap <= 1e-4, 0 tokens again."""
+    run = train()
+    found, rows = summary(run), metrics(run)
+    assert found["versions_published"] == 4
+    assert [r["version"] for r in rows] == [1, 2, 3, 4]
+    assert 0 < found["max_logprob_gap"] <= 1e-4
+    assert found["reprefilled_tokens"] == 0
+    assert found["kv_hit_rate"] > 0.7
+    for row in rows:
+        assert row["episodes"] == 16
+        assert row["turns"] == 3
+        assert row["grad_norm"] > 0
+        assert row["max_logprob_gap"] <= 1e-4
+        assert [t["turn"] for t in row["gap_by_turn"]] == [0, 1, 2]
+    assert {p.name for p in run.iterdir()} >= {
+        "config.yaml",
+        "metrics.jsonl",
+        "episodes",
+        "tensorboard",
+        "checkpoints",
+        "summary.json",
+        "engine.log",
+        "curve.png",
+    }
+
+
+def test_the_same_seed_gives_the_same_first_update(train: Train) -> None:
+    one = summary(train("training.updates=1", name="one"))["first_update_loss"]
+    two = summary(train("training.updates=1", name="two"))["first_update_loss"]
+    other = summary(train("training.updates=1", "seed=1", name="other"))["first_update_loss"]
+    assert abs(one - two) <= 1e-6
+    assert abs(one - other) > 1e-6
+
+
+def test_c54_learning_rate_zero_leaves_the_gap_flat(train: Train) -> None:
+    run = train("training.learning_rate=0", "training.updates=20")
+    gaps = [r["mean_logprob_gap"] for r in metrics(run)]
+    assert len(gaps) == 20
+    assert summary(run)["max_logprob_gap"] <= 1e-4
+    early, late = sum(gaps[:5]) / 5, sum(gaps[-5:]) / 5
+    assert late <= 1.5 * early + 1e-7
+
+
+def test_c30_later_versions_are_stamped_on_tokens_in_flight(train: Train) -> None:
+    """Groups overlap with updates: no episode is lost, staleness stays within its bound."""
+    run = train("rollout.max_staleness=1", "rollout.deterministic=false", "training.updates=6")
+    rows, episodes = metrics(run), _episodes(run)
+    assert max(r["staleness_max"] for r in rows) == 1
+    assert all(r["episodes_masked"] == 0 for r in rows)
+    spans = {
+        tuple(sorted({v for v in record["versions"] if v >= 0})) for e in episodes for record in e["records"]
+    }
+    assert any(len(versions) > 1 for versions in spans), "no episode was in flight during an update"
+    assert summary(run)["max_logprob_gap"] <= 1e-4
+
+
+def test_t57_a_dying_worker_costs_no_episode(train: Train, tmp_path: Path) -> None:
+    mark = tmp_path / "crashed"
+    run = train(f"environment.kwargs.crash_once={mark}", "training.updates=3")
+    assert mark.exists()
+    assert summary(run)["updates"] == 3
+    assert summary(run)["episodes_masked"] == 0
+
+
+def _episodes(run: Path) -> list[dict[str, Any]]:
+    files = sorted((run / "episodes").glob("*.jsonl"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def _start(config: Path, environ: dict[str, str], folder: Path, *overrides: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tiderl.cli.main", "train", str(config), *overrides],
+        cwd=folder,
+        env={**os.environ, **environ},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def _wait_for_update(process: subprocess.Popen[str], run: Path, update: int) -> None:
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline:
+        path = run / "metrics.jsonl"
+        if path.exists() and path.read_text().count("\n") >= update:
+            return
+        assert process.poll() is None, process.stdout.read() if process.stdout else ""
+        time.sleep(0.1)
+    raise AssertionError(f"no update {update} within 200 s")
+
+
+OVERRIDES = ("training.updates=6", "checkpoint.every=1", "environment.kwargs.pause=0.1")
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill-9"])
+def test_c1_a_stopped_run_goes_on_where_it_was(
+    train: Train, config: Path, environ: dict[str, str], tmp_path: Path, how: signal.Signals
+) -> None:
+    run = tmp_path / "runs" / "tiny"
+    process = _start(config, environ, tmp_path, *OVERRIDES)
+    try:
+        _wait_for_update(process, run, 2)
+        process.send_signal(how)
+        output, _ = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == (130 if how is signal.SIGINT else -signal.SIGKILL)
+    if how is signal.SIGINT:
+        assert "saved" in output
+        assert "Traceback" not in output
+    _nothing_left_of(process.pid)
+    train(*OVERRIDES)
+    rows = metrics(run)
+    assert [r["update"] for r in rows] == [1, 2, 3, 4, 5, 6]
+    assert [r["version"] for r in rows] == [1, 2, 3, 4, 5, 6]
+    whole = train(*OVERRIDES, name="whole")
+    trained = Counter(e["ordinal"] for e in _episodes(whole))
+    assert set(trained) == set(range(24))
+    assert {e["ordinal"] for e in _episodes(run)} == set(range(24))
+    # Lockstep and exact state: a run that was stopped ends in the very numbers of one that was not.
+    assert [r["loss"] for r in rows] == pytest.approx([r["loss"] for r in metrics(whole)], abs=1e-6)
+
+
+def _nothing_left_of(session: int) -> None:
+    """Engine and workers die with the run, also after kill -9."""
+    deadline = time.monotonic() + 15
+    while time.monotonic() < deadline:
+        left = subprocess.run(
+            ["ps", "-eo", "pid,args"], capture_output=True, text=True, timeout=10, check=True
+        )
+        alive = [line for line in left.stdout.splitlines() if f"--parent {session}" in line]
+        if not alive:
+            return
+        time.sleep(0.3)
+    raise AssertionError(f"left behind: {alive}")
