@@ -224,9 +224,7 @@ def _arguments(settings: EngineSettings, counters: Counters, cpu: bool) -> Any:
         scheduling_policy="priority",
         scheduler_cls=f"tiderl.engine.scheduler.{scheduler}",
         worker_cls="tiderl.engine.worker.TideWorker",
-        weight_transfer_config=WeightTransferConfig(
-            backend="tiderl_ipc" if settings.weight_route == "ipc" else "tiderl_shared"
-        ),
+        weight_transfer_config=WeightTransferConfig(backend="tiderl"),
         additional_config={
             "tiderl_counters": counters.path,
             "tiderl_slots": counters.slots,

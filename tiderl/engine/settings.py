@@ -13,7 +13,7 @@ from typing import Literal
 from tiderl.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-WeightRoute = Literal["auto", "shared", "ipc"]
+WeightRoute = Literal["auto", "host"]
 StartMethod = Literal["auto", "fork", "spawn"]
 
 
@@ -54,7 +54,7 @@ class EngineSettings:
     log_file: str | Path | None = None
     """Where the engine's log goes (appended); None keeps it in memory, for the text of errors."""
     weight_route: WeightRoute = "auto"
-    """How new weights reach the engine: host memory, or CUDA IPC between processes on one GPU."""
+    """`auto`: CUDA IPC for tensors on the engine's own GPU, host memory for all others; or always `host`."""
     start_method: StartMethod = "auto"
     gpu_memory: float = 0.5
     """Share of the GPU's memory vLLM may plan with (ignored on a CPU)."""

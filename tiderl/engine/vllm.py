@@ -22,7 +22,7 @@ from tiderl.engine.checkpoint import Checkpoint, read_checkpoint
 from tiderl.engine.counters import Cell, Counters
 from tiderl.engine.log import EngineLog
 from tiderl.engine.pause import PauseGate
-from tiderl.engine.publish import write_weights
+from tiderl.engine.publish import offered_weights
 from tiderl.engine.requests import render_prompt, sampling_params, token_versions
 from tiderl.engine.session import VLLMSession
 from tiderl.engine.settings import EngineSettings
@@ -60,6 +60,7 @@ class VLLMEngine:
         self._checkpoint: Checkpoint | None = None
         self._log = EngineLog(settings.log_file)
         self._folder = ""
+        self._gpu = ""
         self._error: EngineError | None = None
         self._closed = False
         self._publish_lock = asyncio.Lock()
@@ -157,6 +158,8 @@ class VLLMEngine:
         await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
         await self._llm.update_weight_version("0")
         await self._llm.get_supported_tasks()
+        if self.settings.weight_route == "auto":
+            self._gpu = ",".join(await self._llm.collective_rpc("gpu_uuid"))  # several ranks: none matches
 
     def _check_effective(self, counters: Counters) -> None:
         """Compare what the scheduler runs with against what was asked for."""
@@ -332,16 +335,20 @@ class VLLMEngine:
                     f"version {version} is not above the engine's {self.version}", where="publish"
                 )
             assert self._checkpoint is not None
-            async with write_weights(
-                weights, self._checkpoint, self.settings.dtype, self.settings.publish_timeout
-            ) as path:
-                await asyncio.shield(asyncio.ensure_future(self._load(path, version)))
+            async with offered_weights(
+                weights,
+                self._checkpoint,
+                self.settings.dtype,
+                gpu=self._gpu,
+                timeout=self.settings.publish_timeout,
+            ) as told:
+                await asyncio.shield(asyncio.ensure_future(self._load(told, version)))
         return time.monotonic() - began
 
-    async def _load(self, path: str, version: int) -> None:
+    async def _load(self, told: dict[str, Any], version: int) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        request = WeightTransferUpdateRequest(update_info={"path": path})
+        request = WeightTransferUpdateRequest(update_info=told)
         timeout = self.settings.publish_timeout
         async with self.gate.paused():
             try:

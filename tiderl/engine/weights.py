@@ -13,28 +13,21 @@ Imported by `worker.py`, which registers the transfer engines in the worker's pr
 
 from __future__ import annotations
 
+import base64
 import inspect
+import pickle
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from vllm.distributed.weight_transfer.base import (
-    WeightTransferEngine,
-    WeightTransferInitInfo,
-    WeightTransferUpdateInfo,
-)
+from vllm.distributed.weight_transfer.base import WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
-
-
-@dataclass
-class SharedInit(WeightTransferInitInfo):
-    """Nothing to agree on beforehand."""
 
 
 @dataclass
@@ -44,50 +37,33 @@ class SharedUpdate(WeightTransferUpdateInfo):
     path: str
 
 
-class _ExactFinish:
-    """Mixed in before a layerwise transfer engine: completes and repacks at the end of an update."""
+class TideWeights(IPCWeightTransferEngine):
+    """The backend `tiderl`: weights from a file in host memory, or from the trainer's memory on one GPU.
 
-    def finish_weight_update(self) -> None:
-        me: Any = self
-        _fill_gaps(me.model)
-        super().finish_weight_update()  # type: ignore[misc]
-        _repack_embeddings(me.model)
+    An update names either `path`, or what vLLM's CUDA IPC engine takes, the handles pickled by our parent.
+    """
 
+    def parse_update_info(self, update_dict: dict[str, Any]) -> Any:
+        if "path" in update_dict:
+            return SharedUpdate(**update_dict)
+        handles = pickle.loads(base64.b64decode(update_dict.pop("handles")))
+        return super().parse_update_info(update_dict | {"ipc_handles": handles})
 
-class _SharedBase(WeightTransferEngine[SharedInit, SharedUpdate]):
-    """Weights through host memory: the file is mapped, never copied on a CPU."""
-
-    init_info_cls = SharedInit
-    update_info_cls = SharedUpdate
-
-    def init_transfer_engine(self, init_info: SharedInit) -> None:
-        """No rendezvous: each update names its file."""
-
-    def start_weight_update(self) -> None:
-        initialize_layerwise_reload(self.model)
-
-    def receive_weights(self, update_info: SharedUpdate) -> None:
-        with safe_open(update_info.path, "pt") as file:
+    def receive_weights(self, update_info: Any) -> None:
+        if not isinstance(update_info, SharedUpdate):
+            super().receive_weights(update_info)
+            return
+        with safe_open(update_info.path, "pt") as file, disable_mtp_completeness_check():
             self.model.load_weights((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
 
     def finish_weight_update(self) -> None:
-        finalize_layerwise_reload(self.model, self.model_config)
-
-    def shutdown(self) -> None:
-        """Holds nothing between updates."""
-
-
-class SharedWeights(_ExactFinish, _SharedBase):
-    """The backend `tiderl_shared`."""
+        _fill_gaps(self.model)
+        super().finish_weight_update()
+        _repack_embeddings(self.model)
 
 
-class IPCWeights(_ExactFinish, IPCWeightTransferEngine):
-    """The backend `tiderl_ipc`: vLLM's CUDA IPC engine with an exact finish."""
-
-
-for _name, _engine in (("tiderl_shared", SharedWeights), ("tiderl_ipc", IPCWeights)):
-    if _name not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(_name, _engine)
+if "tiderl" not in WeightTransferEngineFactory._registry:
+    WeightTransferEngineFactory.register_engine("tiderl", TideWeights)
 
 
 def _fill_gaps(model: torch.nn.Module) -> None:

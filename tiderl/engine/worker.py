@@ -64,3 +64,9 @@ class TideWorker(_VLLMWorker):
         super().init_device()
         runner = self.model_runner
         runner.__class__ = type("Seeded" + type(runner).__name__, (_SeededTurns, type(runner)), {})
+
+    def gpu_uuid(self) -> str:
+        """UUID of this worker's GPU, "" on a CPU; tells the parent whether CUDA IPC can reach it."""
+        if self.device.type != "cuda":
+            return ""
+        return str(torch.cuda.get_device_properties(self.device).uuid)

@@ -146,35 +146,35 @@ async def test_wrong_weights_are_refused_and_change_nothing(live: Live) -> None:
     assert live.gap(await play(engine, [tokens(3, 50)])) <= 1e-4
 
 
-async def test_weight_file_is_safetensors_and_checked() -> None:
+async def test_offered_weights_are_a_safetensors_file_and_checked() -> None:
     import torch
     from safetensors.torch import load_file
 
-    from tiderl.engine.publish import WeightFile
+    from tiderl.engine.publish import Offer
 
-    shapes = {"a.weight": (2, 3), "b": (4,), "c": ()}
+    shapes = {"a.weight": (2, 3), "b": (4,), "c": (), "d": (0, 2)}
     checkpoint = Checkpoint(Path(), shapes, tied=True, vocabulary=1, eos=(), architecture="X")
-    file = WeightFile(checkpoint, "bfloat16")
+    offer = Offer(checkpoint, "bfloat16")
     weight = torch.randn(3, 2).t()  # not contiguous
-    file.write(
-        [("a.weight", weight), ("lm_head.weight", weight), ("c", torch.tensor(2.0)), ("b", torch.ones(4))]
-    )
-    loaded = load_file(file.path)
+    sent = {"a.weight": weight, "lm_head.weight": weight, "c": torch.tensor(2.0), "b": torch.ones(4)}
+    offer.take([*sent.items(), ("d", torch.zeros(0, 2))])
+    loaded = load_file(offer.told()["path"])
     assert set(loaded) == set(shapes)
     assert torch.equal(loaded["a.weight"], weight.bfloat16())
     assert loaded["b"].dtype == torch.bfloat16
-    file.close()
+    offer.close()
     for weights, text in (
         ([("a.wight", weight)], "did you mean a.weight"),
         ([("b", torch.ones(5))], "shape"),
         ([("b", torch.ones(4)), ("b", torch.ones(4))], "twice"),
         ([("b", torch.tensor([1, 2, 3, float("inf")]))], "not finite"),
+        ([("b", torch.tensor([float("nan"), 2, 3, 1]))], "not finite"),
         ([], "no weights"),
     ):
-        file = WeightFile(checkpoint, "float32")
+        offer = Offer(checkpoint, "float32")
         with pytest.raises(EngineError, match=text):
-            file.write(weights)
-        file.close()
+            offer.take(weights)
+        offer.close()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
