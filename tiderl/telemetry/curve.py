@@ -25,6 +25,7 @@ def draw_curves(runs: Sequence[Path], out: Path) -> None:
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.colors import to_hex
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtra("drawing needs matplotlib", fix="pip install matplotlib") from error
@@ -44,7 +45,7 @@ def draw_curves(runs: Sequence[Path], out: Path) -> None:
         x, y = [r["update"] for r in rows], [r["success"] for r in rows]
         curves.append(y)
         (line,) = axes.plot(x, y, marker="o", markersize=3, linewidth=1.4, label=label)
-        _held_out(axes, summary, x[-1], str(line.get_color()))
+        _held_out(axes, summary, x[-1], to_hex(line.get_color()))
     if len(curves) > 1:
         length = min(map(len, curves))
         mean = np.mean([c[:length] for c in curves], axis=0)
