@@ -72,6 +72,16 @@ def test_no_training_packages_are_pulled_in(bare: Path, tmp_path: Path) -> None:
     assert all(name not in names for name in ("torch", "vllm", "transformers", "peft", "pytest"))
 
 
+def test_data_files_are_in_the_wheel(bare: Path, tmp_path: Path) -> None:
+    code = (
+        "from importlib.resources import files\n"
+        "assert (files('tiderl') / 'py.typed').is_file()\n"
+        "assert 'trl==' in (files('tiderl.bench') / 'trl-requirements.txt').read_text()\n"
+        "assert (files('tiderl.configs') / 'quickstart.yaml').is_file()"
+    )
+    must(bare / "python", "-c", code, cwd=tmp_path)
+
+
 def test_register_and_check(bare: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     must(bare / "python", "mine.py", cwd=tmp_path)

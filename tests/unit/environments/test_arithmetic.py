@@ -58,10 +58,10 @@ def test_it_is_exact(a: int, b: int, c: int):
 
 
 def test_the_worst_texts_end_at_once():
-    began = time.perf_counter()
+    began = time.process_time()  # not wall clock: other tests run beside this one
     for text in ("9**64" + "**2" * 60, "(" * 200, "-" * 200, "9*" * 99 + "9", "99**64*" * 20 + "1"):
         try:
             evaluate(text)
         except BadExpression:
             pass
-    assert time.perf_counter() - began < 1.0
+    assert time.process_time() - began < 1.0
