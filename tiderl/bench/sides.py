@@ -9,19 +9,22 @@ import ctypes
 import os
 import signal
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tiderl.errors import ResourceError, TideError
 from tiderl.telemetry.metrics import read_lines
 
-START_TIMEOUT = 600.0
-UPDATE_TIMEOUT = 600.0
-"""Seconds until the first update is done, and until each later one (TRL on one slow core)."""
+START_TIMEOUT = 1800.0
+UPDATE_TIMEOUT = 1200.0
+"""Seconds until the first update is done, and until each later one (TRL on a core shared with others)."""
 END_TIMEOUT = 300.0
 POLL = 0.2
+LONGEST_BASE = 24
 TAIL_LINES = 12
 _PR_SET_PDEATHSIG = 1
 
@@ -40,11 +43,18 @@ SAME_ENVIRONMENT = {
 def side_environment(temporary: Path) -> dict[str, str]:
     """The environment of both sides: the caller's, the same settings, temporary files of their own."""
     kept = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH")}
-    kept |= SAME_ENVIRONMENT
-    if len(str(temporary)) <= 48:  # sockets are made there, and their paths may have 107 characters
-        temporary.mkdir(parents=True, exist_ok=True)
-        kept["TMPDIR"] = str(temporary)
-    return kept
+    temporary.mkdir(parents=True, exist_ok=True)
+    return kept | SAME_ENVIRONMENT | {"TMPDIR": str(temporary)}
+
+
+@contextmanager
+def short_folder(prefix: str) -> Iterator[Path]:
+    """A temporary folder with a short path: sockets below it have at most 107 letters in theirs."""
+    base = tempfile.gettempdir()
+    with tempfile.TemporaryDirectory(
+        prefix=prefix, dir=base if len(base) <= LONGEST_BASE else "/tmp"
+    ) as made:
+        yield Path(made)
 
 
 def run_side(

@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -22,7 +21,7 @@ from rich.console import Console
 
 from tiderl.bench.plan import bench_config, check_comparable, core_requirements, trl_plan
 from tiderl.bench.result import SIDES, figures, notes, summary, tables
-from tiderl.bench.sides import SAME_ENVIRONMENT, machine, run_side
+from tiderl.bench.sides import SAME_ENVIRONMENT, machine, run_side, short_folder
 from tiderl.bench.venv import ensure_venv, trl_requirements
 from tiderl.config import RunConfig, dump_config, load_config
 from tiderl.errors import ConfigError, MissingExtra
@@ -89,10 +88,10 @@ def run_bench(config: str, *, rounds: int, updates: int, out: Path | None) -> di
         python = ensure_venv("trl", sorted(set(needs)), voice.say)
         measured = []
         versions: dict[str, Any] = {"tiderl": {name: version(name) for name in OURS}}
-        with tempfile.TemporaryDirectory(prefix="tiderl-bench-") as folder:
+        with short_folder("tiderl-bench-") as folder:
             for number in range(1, rounds + 1):
                 one, trl_versions = _round(
-                    chosen, number, rounds, model.folder, updates, python, Path(folder), voice
+                    chosen, number, rounds, model.folder, updates, python, folder, voice
                 )
                 measured.append(one)
                 versions["trl"] = trl_versions

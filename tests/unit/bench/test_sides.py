@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tiderl.bench import sides
-from tiderl.bench.sides import end_tree, machine, run_side, side_environment
+from tiderl.bench.sides import end_tree, machine, run_side, short_folder, side_environment
 from tiderl.errors import ResourceError, TideError
 
 WRITE = """
@@ -81,14 +82,19 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
 
 def test_both_sides_get_the_same_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
-    found = side_environment(Path("/tmp") / f"b{os.getpid()}" / "t")
-    try:
-        assert found["OMP_WAIT_POLICY"] == "passive"
-        assert "PYTHONPATH" not in found
-        assert found["TMPDIR"].endswith("/t")
-    finally:
-        Path(found["TMPDIR"]).rmdir()
-        Path(found["TMPDIR"]).parent.rmdir()
+    found = side_environment(tmp_path / "t")
+    assert found["OMP_WAIT_POLICY"] == "passive"
+    assert "PYTHONPATH" not in found
+    assert Path(found["TMPDIR"]) == tmp_path / "t"
+    assert (tmp_path / "t").is_dir()
+
+
+def test_temporary_folder_is_short_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with short_folder("x-") as folder:
+        assert len(str(folder)) <= sides.LONGEST_BASE + 20
+        (folder / "file").touch()
+    assert not folder.exists()
 
 
 def test_ending_what_has_ended_is_fine() -> None:
