@@ -220,6 +220,7 @@ def _arguments(settings: EngineSettings, counters: Counters, cpu: bool) -> Any:
         enable_prefix_caching=True,
         enforce_eager=cpu,
         skip_tokenizer_init=not settings.max_images,
+        stream_interval=settings.max_model_len,  # a turn is read whole; fewer objects in this process
         generation_config="vllm",  # the checkpoint's own sampling defaults must not leak in
         scheduling_policy="priority",
         scheduler_cls=f"tiderl.engine.scheduler.{scheduler}",

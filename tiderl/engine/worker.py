@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingType
+from vllm.v1.outputs import LogprobsTensors
+from vllm.v1.sample.sampler import Sampler
 
 import tiderl.engine.weights  # noqa: F401  # registers the weight transfer backends in this process
 
@@ -57,12 +59,22 @@ class _SeededTurns:
             self._aside = {}
 
 
+def _sampled_logprobs(logprobs: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor) -> LogprobsTensors:
+    """In place of `Sampler.gather_logprobs`: no ranks, which nobody reads and which cost a pass over the
+    logits (6 % of a decode step of a 135 M model on one core)."""
+    if num_logprobs:
+        return Sampler.gather_logprobs(logprobs, num_logprobs, token_ids)
+    ids = token_ids.unsqueeze(-1)
+    return LogprobsTensors(ids.to(torch.int32), logprobs.gather(-1, ids), torch.zeros_like(token_ids))
+
+
 class TideWorker(_VLLMWorker):
     """The worker class every engine of ours runs."""
 
     def init_device(self) -> None:
         super().init_device()
         runner = self.model_runner
+        runner.sampler.gather_logprobs = _sampled_logprobs
         runner.__class__ = type("Seeded" + type(runner).__name__, (_SeededTurns, type(runner)), {})
 
     def gpu_uuid(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -33,8 +35,19 @@ def alive(pid: int) -> bool:
         return False
 
 
-def leftovers() -> set[str]:
-    return {f"{place}/{name}" for place in ("/dev/shm", "/tmp") for name in os.listdir(place)}
+def gone(folder: str) -> bool:
+    return not os.path.exists(folder)
+
+
+def open_files() -> list[str]:
+    """What this process has open, pipes and sockets included."""
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{fd}").split(":")[0])
+        except FileNotFoundError:  # the descriptor of the listing itself
+            continue
+    return sorted(links)
 
 
 async def test_start_and_close_leave_this_process_and_machine_alone(
@@ -55,7 +68,7 @@ async def test_start_and_close_leave_this_process_and_machine_alone(
     torch.manual_seed(5)
     np.random.seed(5)
     random.seed(5)
-    environment, files, children = dict(os.environ), leftovers(), _children()
+    environment, files, children = dict(os.environ), open_files(), _children()
     capfd.readouterr()
 
     engine = VLLMEngine(
@@ -76,6 +89,8 @@ async def test_start_and_close_leave_this_process_and_machine_alone(
     pid = engine._counters[Cell.PID]  # type: ignore[index]
     assert alive(pid)
     began = time.monotonic()
+    folder = engine._folder
+    assert os.listdir(folder)
     await engine.close()
     assert time.monotonic() - began < 1.5
     assert not alive(pid)
@@ -85,7 +100,11 @@ async def test_start_and_close_leave_this_process_and_machine_alone(
     assert torch.get_num_threads() == 2
     kept = {k: v for k, v in os.environ.items() if k not in _PLATFORM}
     assert kept == {k: v for k, v in environment.items() if k not in _PLATFORM}
-    assert {n for n in leftovers() - files if "vllm" in n or "tiderl-engine" in n} == set()
+    assert gone(folder)
+    gc.collect()
+    extra = Counter(open_files()) - Counter(files)
+    assert not {name for name in extra if "memfd" in name or "tiderl" in name or "shm" in name}, extra
+    assert extra.total() <= 3, extra
     assert _children() <= children
     assert capfd.readouterr() == ("", "")
     assert live.gap(await play(live.engine, [tokens(1, 100)])) <= 1e-4
@@ -210,7 +229,7 @@ async def main():
     async with VLLMEngine(EngineSettings(model=sys.argv[1], start_method=sys.argv[2])) as engine:
         async with engine.session(64) as session:
             await session.generate([1, 2, 3], Sampling(4))
-            print(engine._counters[0], flush=True)
+            print(engine._counters[0], engine._folder, flush=True)
             await asyncio.sleep(100)
 
 asyncio.run(main())
@@ -223,14 +242,13 @@ async def test_an_engine_dies_with_its_killed_parent(tiny: Path, tmp_path: Path,
     script.write_text(
         PARENT.replace("asyncio.run(main())", "if __name__ == '__main__':\n    asyncio.run(main())")
     )
-    before = leftovers()
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(script), str(tiny), method, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     try:
         assert process.stdout is not None
         line = await asyncio.wait_for(process.stdout.readline(), 110)
-        pid = int(line)
+        pid, folder = int(line.split()[0]), line.split()[1].decode()
         assert alive(pid)
     finally:
         process.kill()
@@ -242,4 +260,4 @@ async def test_an_engine_dies_with_its_killed_parent(tiny: Path, tmp_path: Path,
             break
         await asyncio.sleep(0.1)
     assert not alive(pid)
-    assert not [n for n in leftovers() - before if n.startswith("/dev/shm") or "tiderl-engine" in n]
+    assert gone(folder)
