@@ -18,7 +18,7 @@ def lines(path: Path) -> list[str]:
     return [row.strip() for row in path.read_text().splitlines() if row.strip() and not row.startswith("#")]
 
 
-@pytest.mark.parametrize("name", ["core", "cpu", "gpu", "dev", "model", "setup"])
+@pytest.mark.parametrize("name", ["core", "cpu", "gpu", "dev", "model", "setup", "bench-trl"])
 def test_every_direct_dependency_is_pinned(root: Path, name: str) -> None:
     found = lines(root / "requirements" / f"{name}.txt")
     assert found
