@@ -18,10 +18,8 @@ import asyncio
 import contextlib
 import functools
 import importlib
-import logging
 import os
 import signal
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -30,6 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiderl.engine import child
 from tiderl.engine.counters import Counters
+from tiderl.engine.log import catch_vllm_logs
 from tiderl.engine.settings import EngineSettings
 from tiderl.errors import EngineError, MissingExtra
 
@@ -109,8 +108,8 @@ def in_fresh_thread(work: Callable[[], T]) -> Callable[[], T]:
     return wait
 
 
-def import_vllm(log_path: str, architecture: str) -> None:
-    """Import vLLM with its log going to `log_path`.
+def import_vllm(architecture: str) -> None:
+    """Import vLLM, its logger tied to the engines' logs.
 
     On a CPU what the engine process needs is imported here too: a fork then finds it in place, and so does
     the next engine.
@@ -119,13 +118,7 @@ def import_vllm(log_path: str, architecture: str) -> None:
         MissingExtra: vLLM is not installed.
     """
     with _building, environment(_QUIET):
-        if "vllm" not in sys.modules:
-            logger = logging.getLogger("vllm")
-            logger.propagate = False
-            logger.addHandler(logging.FileHandler(log_path, delay=True))
-            logger.setLevel(logging.WARNING)
-            # Its error about a dead engine hides the dead engine's own, which comes first in the same log.
-            logging.getLogger("vllm.v1.engine.async_llm").setLevel(logging.CRITICAL)
+        catch_vllm_logs()
         try:
             import vllm.v1.engine.async_llm
             import vllm.v1.engine.core  # noqa: F401

@@ -7,8 +7,9 @@ caches left alone, since any other kind of pause ends or corrupts sessions that 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 from tiderl.errors import EngineError
 
@@ -87,3 +88,19 @@ class PauseGate:
             self._holders -= 1
             if self._holders == 0:
                 await self._resume()
+
+
+async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await `work`; a cancellation meanwhile is raised only when it has ended by itself."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        except EngineError:
+            break  # raised by task.result() below
+    if cancelled is not None:
+        raise cancelled
+    task.result()

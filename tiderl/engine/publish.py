@@ -25,6 +25,7 @@ from tiderl.errors import EngineError, nearest
 if TYPE_CHECKING:
     import torch
 
+_LEAVE_TIMEOUT = 30.0
 _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
@@ -57,10 +58,12 @@ async def offered_weights(
             ) from error
         yield offer.told()
     finally:
-        # The thread must be out of the file before its descriptor is closed and given to somebody else.
+        # The thread must be out of the file before its descriptor is closed and given to somebody else; one
+        # that hangs in the trainer's iterable keeps it.
         offer.stop.set()
-        await asyncio.wait([writing])
-        offer.close()
+        await asyncio.wait([writing], timeout=_LEAVE_TIMEOUT)
+        if writing.done():
+            offer.close()
 
 
 class Offer:

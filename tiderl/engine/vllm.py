@@ -21,7 +21,7 @@ from tiderl.engine.budget import KVBudget, Lease
 from tiderl.engine.checkpoint import Checkpoint, read_checkpoint
 from tiderl.engine.counters import Cell, Counters
 from tiderl.engine.log import EngineLog
-from tiderl.engine.pause import PauseGate
+from tiderl.engine.pause import PauseGate, to_its_end
 from tiderl.engine.publish import offered_weights
 from tiderl.engine.requests import render_prompt, sampling_params, token_versions
 from tiderl.engine.session import VLLMSession
@@ -92,7 +92,7 @@ class VLLMEngine:
         self._counters = counters = Counters.create(self.settings.max_sessions)
         try:
             began = time.monotonic()
-            await self._build(lambda: launch.import_vllm(self._log.path, checkpoint.architecture))
+            await self._build(lambda: launch.import_vllm(checkpoint.architecture))
             imported = time.monotonic()
             self._llm = await self._build(
                 lambda: launch.build(self.settings, counters, self._log.path, folder)
@@ -342,7 +342,7 @@ class VLLMEngine:
                 gpu=self._gpu,
                 timeout=self.settings.publish_timeout,
             ) as told:
-                await asyncio.shield(asyncio.ensure_future(self._load(told, version)))
+                await to_its_end(self._load(told, version))
         return time.monotonic() - began
 
     async def _load(self, told: dict[str, Any], version: int) -> None:

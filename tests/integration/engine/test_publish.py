@@ -115,6 +115,21 @@ async def test_a_partial_update_changes_what_was_sent_and_nothing_else(
     assert [o.ids for _, o in before.turns] == [o.ids for _, o in after.turns]
 
 
+@pytest.mark.parametrize("after", [0.0, 0.005, 0.02, 0.04])
+async def test_a_cancelled_publish_leaves_old_or_new_weights(live: Live, after: float) -> None:
+    old, version = live.snapshot(), live.engine.version
+    task = asyncio.create_task(live.publish(60))
+    await asyncio.sleep(after)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert live.engine.version in (version, version + 1)
+    if live.engine.version == version:
+        live.reference = old
+    episode = await play(live.engine, [tokens(3, 50), tokens(4, 5)])
+    assert live.gap(episode) <= 1e-4
+    assert set(episode.turns[0][1].versions) == {live.engine.version}
+
+
 async def test_wrong_weights_are_refused_and_change_nothing(live: Live) -> None:
     import torch
 

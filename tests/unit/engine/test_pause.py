@@ -96,3 +96,27 @@ async def test_hold_waits_for_sent_or_failed_turns() -> None:
     with pytest.raises(EngineError, match="died"):
         async with gate.hold(1, timeout=1):
             pass
+
+
+async def test_a_cancellation_is_raised_when_the_work_has_ended() -> None:
+    from tiderl.engine.pause import to_its_end
+
+    done = []
+
+    async def work(fails: bool) -> None:
+        await asyncio.sleep(0.03)
+        done.append(fails)
+        if fails:
+            raise EngineError("it failed")
+
+    for fails in (False, True):
+        task = asyncio.create_task(to_its_end(work(fails)))
+        for _ in range(3):
+            await asyncio.sleep(0.005)
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert done == [False, True]
+    await to_its_end(work(False))
+    with pytest.raises(EngineError, match="failed"):
+        await to_its_end(work(True))
