@@ -19,8 +19,16 @@ NAME = "tiderl_tree"
 class TreePlan:
     """The blocks of one pack with their masks as tensors, made once and used by every layer."""
 
-    def __init__(self, blocks: list[AttentionBlock], device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        blocks: list[AttentionBlock],
+        device: torch.device,
+        dtype: torch.dtype,
+        backward_dtype: torch.dtype | None = None,
+    ) -> None:
         self.blocks = blocks
+        self.backward_dtype = backward_dtype or dtype
+        """Precision of the backward pass's products."""
         self.inner_masks: list[torch.Tensor] = []
         """Additive (queries, queries) masks among each block's own tokens; older keys are all ancestors."""
         for block in blocks:

@@ -120,12 +120,14 @@ def _replace(partial: Path, folder: Path) -> None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """The trainer state of a checkpoint folder.
+    """The trainer state of a checkpoint folder (or of its `state/`).
 
     Raises:
         ModelError: the folder has none, or one of another format.
     """
     path = folder / STATE
+    if not path.is_file() and (folder / Path(STATE).name).is_file():
+        path = folder / Path(STATE).name
     if not path.is_file():
         raise ModelError(f"no trainer state at {str(path)!r}", fix="give a checkpoint folder of a run")
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)

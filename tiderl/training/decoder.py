@@ -45,7 +45,7 @@ class TreeDecoder:
         cos, sin = (t[0, :, : d // 2].contiguous() for t in decoder.rotary_emb(x[None], positions[None]))
         heads = decoder.config.num_attention_heads
         scores = sum(heads * (b.end - b.start) * sum(j - i for i, j in b.keys) for b in plan.blocks)
-        keep = scores * x.element_size() * len(decoder.layers) <= KEPT_PROBABILITIES
+        keep = scores * plan.backward_dtype.itemsize * len(decoder.layers) <= KEPT_PROBABILITIES
         for index, layer in enumerate(decoder.layers):
             attention = layer.self_attn
             h = _norm(layer.input_layernorm, x)

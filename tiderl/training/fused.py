@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from tiderl.training.attention import TreePlan
+from tiderl.training.products import batched
 
 KEPT_PROBABILITIES = 512 << 20
 """Bytes of attention probabilities kept over all layers of a pass; beyond it they are computed again."""
@@ -100,10 +101,12 @@ class _TreeAttention(torch.autograd.Function):
         kept = []
         for i, block in enumerate(plan.blocks):
             p = _probabilities(plan, i, q, k)
-            mixed = torch.bmm(p, _gather(v, block.keys))
+            mixed = batched(p, _gather(v, block.keys))
             out[block.start : block.end] = mixed.view(kv_heads, -1, share, size).transpose(0, 1)
-            kept.append(p if keep else p.new_empty(0))
-        ctx.save_for_backward(q, k, v, cos, sin, *kept)
+            if keep:
+                kept.append(p.to(plan.backward_dtype))
+        low = plan.backward_dtype
+        ctx.save_for_backward(q.to(low), k.to(low), v.to(low), cos, sin, *kept)
         ctx.plan, ctx.scale, ctx.keep = plan, scale, keep
         return out.view(tokens, -1)
 
@@ -111,24 +114,24 @@ class _TreeAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, cos, sin, *kept = ctx.saved_tensors
         kv_heads, tokens, share, size = q.shape
-        g = grad.view(tokens, kv_heads, share, size).transpose(0, 1).contiguous()
-        dq = torch.empty_like(q)
-        dk, dv = torch.zeros_like(k), torch.zeros_like(v)
+        g = grad.view(tokens, kv_heads, share, size).transpose(0, 1).to(q.dtype).contiguous()
+        dq = torch.empty_like(q, dtype=grad.dtype)
+        dk, dv = torch.zeros_like(k, dtype=grad.dtype), torch.zeros_like(v, dtype=grad.dtype)
         for i, block in enumerate(ctx.plan.blocks):
             p = kept[i] if ctx.keep else _probabilities(ctx.plan, i, q, k)
             rows = slice(block.start, block.end)
             gb = g[:, rows].reshape(kv_heads, -1, size)
             qb = q[:, rows].reshape(kv_heads, -1, size)
-            dp = torch.bmm(gb, _gather(v, block.keys).transpose(1, 2))
+            dp = batched(gb, _gather(v, block.keys).transpose(1, 2))
             ds = torch.ops.aten._softmax_backward_data(dp, p, -1, p.dtype)
-            dq[:, rows] = torch.bmm(ds, _gather(k, block.keys)).view(kv_heads, -1, share, size)
-            _scatter_add(dk, torch.bmm(ds.transpose(1, 2), qb), block.keys)
-            _scatter_add(dv, torch.bmm(p.transpose(1, 2), gb), block.keys)
+            dq[:, rows] = batched(ds, _gather(k, block.keys)).view(kv_heads, -1, share, size)
+            _scatter_add(dk, batched(ds.transpose(1, 2), qb), block.keys)
+            _scatter_add(dv, batched(p.transpose(1, 2), gb), block.keys)
         dq.mul_(ctx.scale)
         # the rotation's transpose is the rotation by the negative angle
-        grad_q = q.new_empty(tokens, kv_heads, share, size)
+        grad_q = grad.new_empty(tokens, kv_heads, share, size)
         _rotate(dq, cos[:, None], -sin[:, None], grad_q.permute(1, 0, 2, 3))
-        grad_k = k.new_empty(tokens, kv_heads, size)
+        grad_k = grad.new_empty(tokens, kv_heads, size)
         _rotate(dk, cos, -sin, grad_k.transpose(0, 1))
         grads = (grad_q.view(tokens, -1, size), grad_k, dv.transpose(0, 1).contiguous())
         return *grads, None, None, None, None, None
@@ -151,7 +154,7 @@ def _probabilities(plan: TreePlan, index: int, q: torch.Tensor, k: torch.Tensor)
     """softmax(q k^T + mask) of one block, (kv heads, queries x share, keys)."""
     block, mask = plan.blocks[index], plan.inner_masks[index]
     heads, _, share, size = q.shape
-    scores = torch.bmm(
+    scores = batched(
         q[:, block.start : block.end].reshape(heads, -1, size), _gather(k, block.keys).transpose(1, 2)
     )
     n = block.end - block.start

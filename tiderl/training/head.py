@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from tiderl.training.products import linear, product
+
 CHUNK_BYTES = 48 << 20
 """Float32 logits held at a time."""
 
@@ -37,6 +39,7 @@ class _SelectedLogprobs(torch.autograd.Function):
         pair_row: torch.Tensor,
         pair_target: torch.Tensor,
         with_gradient: bool,
+        backward_dtype: torch.dtype,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rows, vocabulary = hidden.shape[0], weight.shape[0]
         logprobs = torch.empty(len(pair_row), dtype=torch.float32, device=hidden.device)
@@ -44,8 +47,9 @@ class _SelectedLogprobs(torch.autograd.Function):
         first = torch.searchsorted(pair_row, torch.arange(rows, device=hidden.device))
         anchor = pair_target[first]
         pull = torch.empty_like(hidden) if with_gradient else hidden.new_empty(0)
+        backward_weight = weight.to(backward_dtype) if with_gradient else weight
         for a, b, i, j in _chunks(pair_row, rows, vocabulary):
-            logits = torch.mm(hidden[a:b], weight.t()).float()
+            logits = linear(hidden[a:b], weight).float()
             log_p = torch.log_softmax(logits, -1)
             logprobs[i:j] = log_p[pair_row[i:j] - a, pair_target[i:j]]
             p = log_p.exp()
@@ -53,7 +57,7 @@ class _SelectedLogprobs(torch.autograd.Function):
             if with_gradient:
                 # p - onehot(anchor) before the product: no cancellation where p is close to 1
                 p[torch.arange(b - a, device=p.device), anchor[a:b]] -= 1.0
-                pull[a:b] = torch.mm(p.to(weight.dtype), weight)
+                pull[a:b] = product(p.to(backward_dtype), backward_weight)
         ctx.save_for_backward(hidden, weight, pair_row, pair_target, anchor, pull)
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
@@ -73,15 +77,19 @@ class _SelectedLogprobs(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
             for a, b, i, j in _chunks(pair_row, rows, weight.shape[0]):
-                minus = torch.softmax(torch.mm(hidden[a:b], weight.t()).float(), -1) * -per_row[a:b, None]
+                minus = torch.softmax(linear(hidden[a:b], weight).float(), -1) * -per_row[a:b, None]
                 minus.index_put_((pair_row[i:j] - a, pair_target[i:j]), grad[i:j], accumulate=True)
                 grad_weight.addmm_(minus.t(), hidden[a:b].float())
             grad_weight = grad_weight.to(weight.dtype)
-        return grad_hidden.to(hidden.dtype), grad_weight, None, None, None
+        return grad_hidden.to(hidden.dtype), grad_weight, None, None, None, None
 
 
 def selected_logprobs(
-    hidden: torch.Tensor, weight: torch.Tensor, pair_row: torch.Tensor, pair_target: torch.Tensor
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    pair_row: torch.Tensor,
+    pair_target: torch.Tensor,
+    backward_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-prob of each (row, target) pair and entropy of each row, in nats, float32.
 
@@ -90,7 +98,10 @@ def selected_logprobs(
         weight: (vocabulary, width), the output head.
         pair_row: (pairs,) ascending row indices; every row occurs.
         pair_target: (pairs,) token ids.
+        backward_dtype: precision of the gradient's large product; None means the weight's.
     """
     wants = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    logprobs, entropy = _SelectedLogprobs.apply(hidden, weight, pair_row, pair_target, wants)
+    logprobs, entropy = _SelectedLogprobs.apply(
+        hidden, weight, pair_row, pair_target, wants, backward_dtype or weight.dtype
+    )
     return logprobs, entropy

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from tiderl.errors import ConfigError
+from tiderl.training.products import linear, product
 from tiderl.training.settings import LoraSettings
 
 ADAPTER = "default"
@@ -31,37 +31,42 @@ class _MergedLinear(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: torch.Tensor,
-        merged: torch.Tensor,
         a: torch.Tensor,
         b: torch.Tensor,
-        scale: float,
+        merged: torch.Tensor,
+        backward_merged: torch.Tensor,
         bias: torch.Tensor | None,
+        scale: float,
     ) -> torch.Tensor:
-        ctx.save_for_backward(x, merged, a, b)
+        ctx.save_for_backward(x, a, b, backward_merged)
         ctx.scale = scale
-        return F.linear(x, merged, bias)
+        return linear(x, merged, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        x, merged, a, b = ctx.saved_tensors
+        x, a, b, merged = ctx.saved_tensors
         flat, g = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
-        low = g @ (b * ctx.scale).to(g.dtype)
-        grad_a = (low.t() @ flat).to(a.dtype)
-        grad_b = (g.t() @ (flat @ a.to(flat.dtype).t())).to(b.dtype) * ctx.scale
-        grad_x = (g @ merged).view(x.shape) if ctx.needs_input_grad[0] else None
-        return grad_x, None, grad_a, grad_b, None, None
+        low = product(g, (b * ctx.scale).to(g.dtype))
+        grad_a = product(low.t(), flat).to(a.dtype)
+        grad_b = product(linear(flat, a.to(flat.dtype)).t(), g).t().to(b.dtype) * ctx.scale
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            grad_x = product(g.to(merged.dtype), merged).to(x.dtype).view(x.shape)
+        return grad_x, grad_a, grad_b, None, None, None, None
 
 
 class LoraSite:
     """One adapted linear layer: its peft module, its name in the base model and its effective weight."""
 
-    def __init__(self, name: str, module: Any) -> None:
+    def __init__(self, name: str, module: Any, backward_dtype: torch.dtype) -> None:
         self.name = name
         self.base: torch.nn.Linear = module.base_layer
         self.a: torch.nn.Parameter = module.lora_A[ADAPTER].weight
         self.b: torch.nn.Parameter = module.lora_B[ADAPTER].weight
         self.scale = float(module.scaling[ADAPTER])
         self.merged = self.base.weight.detach().clone()
+        # what the backward pass multiplies by: the same tensor, or a copy in lower precision
+        self.backward_merged = self.merged.to(backward_dtype)
         self.enabled = True
 
     @torch.no_grad()
@@ -69,13 +74,17 @@ class LoraSite:
         """Recompute the effective weight from base and adapter (in float32, then rounded)."""
         delta = torch.addmm(self.base.weight.float(), self.b, self.a, alpha=self.scale)
         self.merged.copy_(delta)
+        if self.backward_merged is not self.merged:
+            self.backward_merged.copy_(self.merged)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.enabled:
-            return F.linear(x, self.base.weight, self.base.bias)
+            return linear(x, self.base.weight, self.base.bias)
         if not torch.is_grad_enabled():
-            return F.linear(x, self.merged, self.base.bias)
-        return _MergedLinear.apply(x, self.merged, self.a, self.b, self.scale, self.base.bias)
+            return linear(x, self.merged, self.base.bias)
+        return _MergedLinear.apply(
+            x, self.a, self.b, self.merged, self.backward_merged, self.base.bias, self.scale
+        )
 
 
 class LoraSites:
@@ -104,7 +113,7 @@ class LoraSites:
                 site.enabled = True
 
 
-def attach(model: Any, settings: LoraSettings) -> tuple[Any, LoraSites]:
+def attach(model: Any, settings: LoraSettings, backward_dtype: torch.dtype) -> tuple[Any, LoraSites]:
     """Wrap `model` with fresh fp32 adapters (B = 0, so nothing changes yet); returns (PeftModel, sites).
 
     Raises:
@@ -136,7 +145,7 @@ def attach(model: Any, settings: LoraSettings) -> tuple[Any, LoraSites]:
     for name, module in wrapped.get_base_model().named_modules():
         if not isinstance(module, PeftLinear):
             continue
-        site = LoraSite(name, module)
+        site = LoraSite(name, module, backward_dtype)
         module.forward = types.MethodType(lambda _self, x, *, _site=site: _site.forward(x), module)
         sites.append(site)
     return wrapped, LoraSites(sites)

@@ -75,12 +75,13 @@ class CausalModel:
                 enable_progress_bar()
         self.base.to(self.device).eval()  # eval: no dropout, ever; it would make ratios meaningless
         self.dtype = dtype
+        self.backward_dtype = getattr(torch, settings.backward_dtype or settings.dtype)
         self.wrapped: Any = None
         self.sites: LoraSites | None = None
         if settings.lora is not None:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                self.wrapped, self.sites = attach(self.base, settings.lora)
+                self.wrapped, self.sites = attach(self.base, settings.lora, self.backward_dtype)
         self.config = self.base.config.get_text_config()
         self.decoder = self.base.get_decoder()
         self.shares_prefix = settings.share_prefix == "auto" and self._full_attention()
@@ -116,6 +117,7 @@ class CausalModel:
                 self.base.get_output_embeddings().weight,
                 torch.from_numpy(pack.pair_row).to(self.device),
                 torch.from_numpy(pack.pair_target).to(self.device),
+                self.backward_dtype,
             )
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -161,7 +163,7 @@ class CausalModel:
         ids = torch.from_numpy(pack.ids).to(self.device)
         positions = torch.from_numpy(pack.positions).to(self.device)
         if pack.attention_mask is None:
-            plan = attention.TreePlan(pack.blocks, self.device, self.dtype)
+            plan = attention.TreePlan(pack.blocks, self.device, self.dtype, self.backward_dtype)
             if self.tree_decoder is not None:
                 return self.tree_decoder.hidden(ids[0], positions[0], plan, rows)
             with self._attention(attention.NAME):

@@ -123,6 +123,22 @@ def test_the_adapters_gradient_is_pefts_own(make_replica: Any, make_groups: Any)
         assert (a - b).norm() <= 1e-4 * b.norm() + 1e-8
 
 
+def test_a_cheaper_backward_pass_leaves_log_probs_and_turns_the_gradient_little(
+    make_replica: Any, make_groups: Any, gradient: Any
+) -> None:
+    groups = make_groups(4, 6, noise=0.1)
+    exact, cheap = make_replica(), make_replica(model={"backward_dtype": "bfloat16"})
+    for replica in (exact, cheap):
+        move(replica)
+    records = [m.records[0] for g in groups for m in g.members]
+    for a, b in zip(exact.logprobs(records), cheap.logprobs(records), strict=True):
+        np.testing.assert_array_equal(a, b)
+    want, got = gradient(exact, groups), gradient(cheap, groups)
+    assert (got - want).norm() <= 0.03 * want.norm()
+    one, two = exact.update(groups, 0), cheap.update(groups, 0)
+    assert one.loss == two.loss
+
+
 @pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen3", "Phi3", "Gemma2"])
 def test_other_architectures(
     kind: str, tmp_path: Path, make_replica: Any, make_groups: Any, load_plain: Any, plain_logprobs: Any

@@ -25,6 +25,8 @@ from tiderl.training import LoraSettings, LossSettings, ModelSettings, OptimSett
         (lambda: OptimSettings(betas=(0.9, 1.0)), "betas"),
         (lambda: ModelSettings("x", dtype="float16"), "dtype"),  # type: ignore[arg-type]
         (lambda: ModelSettings("x", max_tokens_per_microbatch=0), "max_tokens_per_microbatch"),
+        (lambda: ModelSettings("x", dtype="bfloat16", backward_dtype="float32"), "backward_dtype"),
+        (lambda: ModelSettings("x", lora=None, backward_dtype="bfloat16"), "backward_dtype"),
         (lambda: LoraSettings(rank=0), "rank"),
     ],
 )
