@@ -53,15 +53,23 @@ class PauseGate:
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
         """Nothing is scheduled inside; requests are taken and wait. May be nested and concurrent."""
-        async with self._lock:
-            if self._holders == 0:
-                await self._pause()
-            self._holders += 1
+        entered = False
+
+        async def enter() -> None:
+            nonlocal entered
+            async with self._lock:
+                if self._holders == 0:
+                    await self._pause()
+                self._holders += 1
+                entered = True
+
+        # Neither step is left half done: an engine paused by a cancelled holder would stop everybody.
         try:
+            await to_its_end(enter())
             yield
         finally:
-            # Shielded: an engine left paused by a cancelled holder would stop everybody.
-            await asyncio.shield(asyncio.ensure_future(self._leave()))
+            if entered:
+                await to_its_end(self._leave())
 
     @asynccontextmanager
     async def hold(self, turns: int | None, timeout: float) -> AsyncIterator[None]:

@@ -69,6 +69,26 @@ async def test_a_cancelled_holder_still_resumes() -> None:
     assert calls.paused == 0
 
 
+@pytest.mark.parametrize("steps", range(8))
+async def test_a_holder_cancelled_at_any_step_leaves_the_engine_running(steps: int) -> None:
+    calls = Calls()
+    gate = calls.gate()
+
+    async def one() -> None:
+        async with gate.paused():
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(one())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert calls.paused == 0
+    async with gate.paused():
+        assert calls.paused == 1
+    assert calls.paused == 0
+
+
 async def test_hold_waits_for_sent_or_failed_turns() -> None:
     calls = Calls()
     gate = calls.gate()
