@@ -65,7 +65,7 @@ def test_the_split_into_calls_and_micro_batches_changes_nothing(
     # the log-probs of this sharp model carry a few 1e-6 of float32 noise, which the gradient shows
     assert (got - want).norm() <= 5e-6 * want.norm()
     one, two = whole.update(groups, 0), split.step()
-    assert one.loss == pytest.approx(two.loss, rel=1e-6, abs=1e-7)  # terms of size 1 cancel
+    assert one.loss == pytest.approx(two.loss, rel=1e-6, abs=1e-6)  # float32 terms of size 10 cancel
     assert one.grad_norm == pytest.approx(two.grad_norm, rel=1e-6)
     assert one.tokens == two.tokens
     for (name, a), (_, b) in zip(whole.weights(), split.weights(), strict=True):
