@@ -95,6 +95,7 @@ def test_c30_later_versions_are_stamped_on_tokens_in_flight(train: Train) -> Non
     }
     assert any(len(versions) > 1 for versions in spans), "no episode was in flight during an update"
     assert summary(run)["max_logprob_gap"] <= 1e-4
+    assert any(r["mixed_tokens"] for r in rows)
 
 
 def test_t57_a_dying_worker_costs_no_episode(train: Train, tmp_path: Path) -> None:

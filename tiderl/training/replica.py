@@ -295,13 +295,28 @@ class Replica:
         if kappa is not None:
             values["correction"] = kappa
         self._sums.add(values)
-        current = tensor(np.concatenate([r.versions for r in here]), torch.int64) == version
-        if bool(current.any()):
-            turns = tensor(np.concatenate([r.turns for r in here]), torch.int64)
-            self._sums.add_gap((logprobs.detach() - rollout).abs()[current], turns[current])
+        self._note_gap((logprobs.detach() - rollout).abs(), here, version)
         self._stats.microbatches += 1
         self._stats.computed_tokens += pack.tokens
         self._stats.plain_tokens += pack.plain_tokens
+
+    def _note_gap(self, gap: torch.Tensor, here: list[Scored], version: int) -> None:
+        """The gap to the sampler over records sampled wholly at `version`, and over mixed ones.
+
+        A record that was in flight during an update holds KV of older weights, which the sampler's later
+        log-probs are conditioned on and the trainer's are not: its gap is no fault, and is told apart.
+        """
+        lengths = [len(r.old) for r in here]
+        now = np.concatenate([r.versions for r in here]) == version
+        pure = np.repeat([bool((r.versions == version).all()) for r in here], lengths)
+        whole = torch.from_numpy(now & pure).to(gap.device)
+        mixed = torch.from_numpy(now & ~pure).to(gap.device)
+        if bool(whole.any()):
+            turns = torch.from_numpy(np.concatenate([r.turns for r in here])).to(gap.device)
+            self._sums.add_gap(gap[whole], turns[whole])
+        if bool(mixed.any()):
+            self._stats.mixed_tokens += int(mixed.sum())
+            self._stats.max_mixed_gap = max(self._stats.max_mixed_gap, float(gap[mixed].max()))
 
     def close(self) -> None:
         """Let go of the model and optimizer."""

@@ -162,7 +162,9 @@ class TrainingRun:
             with self.clock.within("publishing"):
                 await self._publish(parts)
             totals.versions_published += 1
-        return values | stats.to_json()
+        told = stats.to_json()
+        told["optimizer_steps"] = told.pop("update")
+        return values | told
 
     def _run_values(self, parts: Parts, update_s: float) -> dict[str, Any]:
         self._counters.add_to(self.totals, parts.engine.stats())

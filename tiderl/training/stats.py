@@ -23,10 +23,14 @@ class UpdateStats:
     """Loss tokens in the denominator."""
     episodes: int = 0
     max_logprob_gap: float = 0.0
-    """Largest |trainer - sampler| over tokens sampled at the trainer's version; 0 when there were none."""
+    """Largest |trainer - sampler| over records sampled wholly at the trainer's version; 0 without any."""
     mean_logprob_gap: float = 0.0
     gap_tokens: int = 0
     """How many tokens the gap is over."""
+    max_mixed_gap: float = 0.0
+    """The same over tokens of the trainer's version in records that also hold older ones: their KV mixes
+    versions (weights are updated in flight with KV kept), so this gap is expected to be larger."""
+    mixed_tokens: int = 0
     gap_by_turn: list[dict[str, float]] = field(default_factory=list)
     """Per turn index: {"turn", "max", "mean", "tokens"}."""
     mismatch_kl: float = 0.0
