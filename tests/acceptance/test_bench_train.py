@@ -83,6 +83,7 @@ def test_each_round_has_both_sides_in_rotated_order(report: dict[str, Any]) -> N
             assert set(figures["share_of_time"]) == SHARES
             assert sum(figures["share_of_time"].values()) == pytest.approx(1.0, abs=0.02)
             assert figures["generated_tokens"] > 0
+            assert figures["cpu_s_per_sample"] is None or figures["cpu_s_per_sample"] > 0
         assert one["ratio"] == pytest.approx(one["tiderl"]["samples_per_s"] / one["trl"]["samples_per_s"])
     assert report["rounds"][0]["trl"]["share_of_time"]["publishing"] == 0.0
 

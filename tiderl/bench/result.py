@@ -6,7 +6,7 @@ update, so it holds everything that repeats with every update and nothing of sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -42,12 +42,19 @@ def figures(rows: Sequence[Row], samples_per_update: int) -> dict[str, Any]:
         "samples_per_s": samples / wall,
         "seconds": seconds,
         "share_of_time": {name: seconds[name] / wall for name in SHARES},
+        "cpu_s_per_sample": _cpu(first, last, samples),
         "generated_tokens": sum(row["generated_tokens"] for row in timed),
         "reward": sum(row["reward"] for row in timed) / len(timed),
         "success": sum(row["success"] or 0.0 for row in timed) / len(timed),
         "updates_without_step": sum(bool(row.get("skipped", False)) for row in timed),
         "zero_variance_groups": sum(row.get("zero_variance_groups", 0) for row in timed),
     }
+
+
+def _cpu(first: Row, last: Row, samples: int) -> float | None:
+    """CPU seconds a sample: less disturbed by other work on the machine than the wall clock."""
+    before, after = first.get("cpu_s"), last.get("cpu_s")
+    return None if before is None or after is None else (after - before) / samples
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -64,7 +71,15 @@ def summary(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             side: {name: median(one[side]["share_of_time"][name] for one in rounds) for name in SHARES}
             for side in SIDES
         },
+        "cpu_s_per_sample": {
+            side: _median_known(one[side]["cpu_s_per_sample"] for one in rounds) for side in SIDES
+        },
     }
+
+
+def _median_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def tables(report: Mapping[str, Any]) -> list[Table]:
@@ -82,12 +97,15 @@ def tables(report: Mapping[str, Any]) -> list[Table]:
     rates.add_section()
     rates.add_row("median", "", *middle, f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})")
 
-    shares = Table(title="share of time", title_justify="left")
+    shares = Table(title="share of time, and CPU seconds of all processes", title_justify="left")
     shares.add_column("side")
     for name in SHARES:
         shares.add_column(name, justify="right")
+    shares.add_column("CPU-s a sample", justify="right")
     for side, title in SIDES.items():
-        shares.add_row(title, *(f"{report['share_of_time'][side][name]:.1%}" for name in SHARES))
+        cpu = report["cpu_s_per_sample"][side]
+        each = [f"{report['share_of_time'][side][name]:.1%}" for name in SHARES]
+        shares.add_row(title, *each, "unknown" if cpu is None else f"{cpu:.2f}")
     return [rates, shares]
 
 

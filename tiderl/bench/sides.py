@@ -68,6 +68,9 @@ def run_side(
 ) -> list[dict[str, Any]]:
     """Run `command` in `folder` until it ends; returns the lines of `metrics`.
 
+    Each line gets `cpu_s`: the CPU seconds of the side's processes when the line was seen, up to
+    `POLL` late; None where they had ended before that.
+
     Args:
         title: the side's name, for errors.
         command: what to start; its output goes to `folder`/log.txt.
@@ -92,11 +95,13 @@ def run_side(
             start_new_session=True,  # Ctrl-C is ours to handle
             preexec_fn=_die_with_parent,
         )
+    spent: list[float | None] = []
     try:
         done, since = 0, time.monotonic()
         while process.poll() is None:
             time.sleep(POLL)
             if (now := len(read_lines(metrics))) != done:
+                spent += [cpu_seconds(process.pid)] * (now - done)
                 done, since = now, time.monotonic()
                 on_update(done)
             limit = START_TIMEOUT if not done else UPDATE_TIMEOUT if done < updates else END_TIMEOUT
@@ -113,7 +118,23 @@ def run_side(
             f"{title} ended with code {process.returncode} after {len(rows)} of {updates} updates; "
             f"it said: {tail(log)}"
         )
-    return rows
+    spent += [None] * (len(rows) - len(spent))
+    return [row | {"cpu_s": seconds} for row, seconds in zip(rows, spent, strict=True)]
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """CPU seconds that a process and its living descendants have used; None when it has ended."""
+    import psutil
+
+    total = 0.0
+    try:
+        top = psutil.Process(pid)
+        for process in [top, *top.children(recursive=True)]:
+            times = process.cpu_times()
+            total += times.user + times.system
+    except psutil.NoSuchProcess:
+        return None
+    return total
 
 
 def tail(log: Path) -> str:

@@ -28,6 +28,12 @@ def test_window_is_from_the_end_of_the_warm_up_to_the_end_of_the_last_update() -
     assert found["generated_tokens"] == 200
 
 
+def test_cpu_seconds_are_those_of_the_window() -> None:
+    rows = [row(1, 1.0, 0.5, 0.5, cpu_s=10.0), row(2, 2.0, 1.0, 1.0, cpu_s=16.0)]
+    assert figures(rows, 4)["cpu_s_per_sample"] == pytest.approx(1.5)
+    assert figures([rows[0], row(2, 2.0, 1.0, 1.0, cpu_s=None)], 4)["cpu_s_per_sample"] is None
+
+
 def test_an_update_without_a_step_is_counted_and_told() -> None:
     rows = [row(1, 1.0, 0.5, 0.5), row(2, 2.0, 1.0, 1.0, skipped=True, success=None)]
     found = figures(rows, 4)

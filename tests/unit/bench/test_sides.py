@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tiderl.bench import sides
-from tiderl.bench.sides import end_tree, machine, run_side, short_folder, side_environment
+from tiderl.bench.sides import cpu_seconds, end_tree, machine, run_side, short_folder, side_environment
 from tiderl.errors import ResourceError, TideError
 
 WRITE = """
@@ -45,7 +45,9 @@ def alive(pid: int) -> bool:
 
 def test_rows_come_back_and_progress_is_told(tmp_path: Path) -> None:
     seen: list[int] = []
-    assert [row["update"] for row in run(tmp_path, WRITE.format(count=2), seen=seen)] == [1, 2]
+    rows = run(tmp_path, WRITE.format(count=2), seen=seen)
+    assert [row["update"] for row in rows] == [1, 2]
+    assert all(row["cpu_s"] is None or isinstance(row["cpu_s"], float) for row in rows)
     assert seen[-1] == 2
 
 
@@ -101,6 +103,20 @@ def test_ending_what_has_ended_is_fine() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait(20)
     end_tree(process)
+
+
+def test_cpu_seconds_count_the_children() -> None:
+    busy = "import time\nwhile time.process_time() < 0.3: pass\ntime.sleep(30)"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {busy!r}])"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        deadline = time.monotonic() + 20
+        while (cpu_seconds(process.pid) or 0.0) < 0.3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert (cpu_seconds(process.pid) or 0.0) >= 0.3
+    finally:
+        end_tree(process)
+    assert cpu_seconds(process.pid) is None
 
 
 def test_machine_is_described() -> None:
