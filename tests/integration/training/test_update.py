@@ -106,10 +106,15 @@ def test_c56_the_gap_is_over_current_tokens_and_by_turn(make_replica: Any, make_
     assert stats.gap_by_turn[1]["max"] == pytest.approx(0.5, abs=1e-4)
     assert stats.gap_tokens == stats.tokens == sum(t["tokens"] for t in stats.gap_by_turn)
     assert stats.mismatch_kl == pytest.approx((2.718281828**0.5 - 1.5) / stats.tokens, rel=1e-2)
-    record.versions[start:end] = [2] * (end - start)  # older tokens may differ: they are left out
+    # older tokens may differ and are left out; the rest of their record saw mixed KV and is told apart
+    record.versions[start:end] = [2] * (end - start)
+    first, last = record.turns[0]
+    record.logprobs[first] -= 0.25
     stats = make_replica().update(groups, 3)
     assert stats.max_logprob_gap < 1e-4
-    assert stats.gap_tokens == stats.tokens - (end - start)
+    assert stats.gap_tokens == stats.tokens - record.loss_tokens
+    assert stats.mixed_tokens == last - first
+    assert stats.max_mixed_gap == pytest.approx(0.25, abs=1e-4)
     stats = make_replica().update(groups, 4)
     assert (stats.gap_tokens, stats.max_logprob_gap) == (0, 0.0)
 
