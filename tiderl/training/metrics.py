@@ -49,18 +49,3 @@ def rollout_metrics(groups: Sequence[Group], version: int) -> dict[str, Any]:
 def _mean(values: Any) -> float | None:
     found = list(values)
     return float(np.mean(found)) if found else None
-
-
-def memory_mb() -> float:
-    """Resident memory of this process and all its descendants, shared pages counted once, in MB."""
-    import psutil
-
-    me = psutil.Process()
-    total = 0
-    for process in [me, *me.children(recursive=True)]:
-        try:
-            info = process.memory_full_info()
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-        total += getattr(info, "pss", 0) or info.rss
-    return total / 1e6

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tiderl.config import RunConfig
 from tiderl.errors import TideError
 from tiderl.telemetry.curve import draw_curves
+from tiderl.telemetry.memory import MemoryWatch, give_back, memory_mb
 from tiderl.telemetry.metrics import MetricsLog, write_json
 from tiderl.telemetry.progress import RunProgress
 from tiderl.training.clock import ShareClock
 from tiderl.training.folder import RunFolder
-from tiderl.training.metrics import memory_mb, rollout_metrics
+from tiderl.training.metrics import rollout_metrics
 from tiderl.training.parts import Parts, open_parts
 from tiderl.training.totals import EngineCounters, Totals
 
@@ -51,6 +52,7 @@ class TrainingRun:
         self.stop = asyncio.Event()
         self.totals = Totals()
         self.clock = ShareClock()
+        self.memory = MemoryWatch()
         self.saved_at: int | None = None
         self._began = time.monotonic()
         self._wall_before = 0.0
@@ -66,8 +68,9 @@ class TrainingRun:
         """
         resume = self.folder.inspect(fresh=self.fresh)
         try:
-            async with open_parts(self, resume) as parts:
-                return await self._with(parts, resume)
+            with self.memory:
+                async with open_parts(self, resume) as parts:
+                    return await self._with(parts, resume)
         except BaseException:
             self.folder.discard_if_empty()
             raise
@@ -142,6 +145,7 @@ class TrainingRun:
         self.progress.status(f"update {self.totals.updates + 1}: training · success {values['success']}")
         with self.clock.within("training"):
             stats = await self.in_trainer(parts.replica.update, groups, self.totals.version)
+            await self.in_trainer(give_back)
         totals = self.totals
         totals.updates += 1
         totals.episodes += values["episodes"]
@@ -169,7 +173,7 @@ class TrainingRun:
     def _run_values(self, parts: Parts, update_s: float) -> dict[str, Any]:
         self._counters.add_to(self.totals, parts.engine.stats())
         memory = memory_mb()
-        self.totals.peak_memory_mb = max(self.totals.peak_memory_mb, memory)
+        self.totals.peak_memory_mb = max(self.totals.peak_memory_mb, memory, self.memory.peak_mb)
         self.totals.wall_s = self._wall()
         self.totals.shares_s = self.clock.snapshot()
         return {
@@ -178,6 +182,7 @@ class TrainingRun:
             "kv_hit_rate": self.totals.kv_hit_rate,
             "reprefilled_tokens": self.totals.reprefilled_tokens,
             "memory_mb": memory,
+            "peak_memory_mb": self.totals.peak_memory_mb,
             "update_s": update_s,
             "wall_s": self.totals.wall_s,
             "shares_s": self.totals.shares_s,
@@ -210,6 +215,7 @@ class TrainingRun:
             await self.in_trainer(parts.replica.save, self.folder.checkpoints / "final")
         after = await self._evaluate(parts) if self.config.evaluation.episodes else None
         self._counters.add_to(self.totals, parts.engine.stats())
+        self.totals.peak_memory_mb = max(self.totals.peak_memory_mb, self.memory.peak_mb)
         summary = self._summary(after)
         write_json(self.folder.path / "summary.json", summary)
         if self.totals.updates:
