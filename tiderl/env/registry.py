@@ -236,7 +236,7 @@ def _ensure(env_id: str) -> None:
         return
     word = env_id.rpartition("/")[2].lower()
     near = nearest(env_id, _known()) or [known for known in _known() if word and word in known.lower()][:3]
-    fix = "did you mean " + " or ".join(near) if near else "see: tiderl env list"
+    fix = f"did you mean {' or '.join(near)}?" if near else "see: tiderl env list"
     if _plugins.broken:
         broken = "; ".join(f"{one.name} of {one.package} ({one.error})" for one in _plugins.broken)
         fix += f"; plug-ins that could not be loaded: {broken}"
@@ -293,14 +293,30 @@ def _construct(env_id: str, target: Any, arguments: dict[str, Any]) -> Any:
 
 
 def _import_prefix(env_id: str) -> str:
+    """Import the `module` of `module:id`, which may lie in the current folder, and return the id."""
     module, colon, rest = env_id.rpartition(":")
-    if colon:
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise UnknownEnvironment(
-                f"the module {module!r} of {env_id!r} cannot be imported: {error}", fix="install it"
-            ) from error
+    if not colon:
+        return rest
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise UnknownEnvironment(
+            f"{module!r} of {env_id!r} is not the name of a module",
+            fix="write it like safe:demo/Safe-v0 for a file safe.py in this folder",
+        )
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)  # at the end: a file here never hides an installed module
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        fix = "install it, or run this in the folder that holds it"
+        raise UnknownEnvironment(
+            f"the module {module!r} of {env_id!r} cannot be imported: {error}", fix=fix
+        ) from error
+    except Exception as error:
+        raise EnvironmentFault(
+            f"the module {module!r} of {env_id!r} cannot be imported: {type(error).__name__}: {error}",
+            fix="repair it",
+        ) from error
     return rest
 
 

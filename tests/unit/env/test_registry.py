@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import gymnasium
@@ -121,6 +122,22 @@ def test_unknown_ids_name_near_ones():
         tiderl.spec("calculator")
     with pytest.raises(UnknownEnvironment, match="cannot be imported"):
         tiderl.make("no_such_module:a/B-v0")
+    with pytest.raises(UnknownEnvironment, match=r"safe:demo/Safe-v0 for a file safe\.py"):
+        tiderl.spec("./safe.py:Safe")
+
+
+def test_a_module_in_front_of_an_id_may_lie_in_the_current_folder(tmp_path, monkeypatch):
+    source = (
+        "import tiderl\n@tiderl.register('mine/Here-v0')\nclass Here(tiderl.AgentEnv):\n    splits = ()\n"
+    )
+    (tmp_path / "lies_here.py").write_text(source)
+    (tmp_path / "does_not_parse.py").write_text("def (")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    assert tiderl.spec("lies_here:mine/Here-v0").id == "mine/Here-v0"
+    assert sys.path[-1] == str(tmp_path)
+    with pytest.raises(EnvironmentFault, match="does_not_parse.*SyntaxError"):
+        tiderl.make("does_not_parse:mine/Here-v0")
 
 
 def test_wrong_arguments_and_failing_constructors_are_faults():
