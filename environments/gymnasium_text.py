@@ -107,7 +107,7 @@ class TextGym(tiderl.AgentEnv):
             near = nearest(self.name, gymnasium.registry)
             raise UnknownEnvironment(
                 f"Gymnasium has no environment {self.name!r}",
-                fix="did you mean " + " or ".join(f"gymnasium/{one}" for one in near)
+                fix="did you mean " + " or ".join(f"gymnasium/{one}" for one in near) + "?"
                 if near
                 else "see gymnasium.pprint_registry()",
             ) from error

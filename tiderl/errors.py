@@ -29,7 +29,7 @@ class TideError(Exception):
             text += f" ({where})"
         if fix:
             text += f": {fix.rstrip('.')}"
-        super().__init__(text + ".")
+        super().__init__(text if text.endswith("?") else text + ".")
 
 
 class ConfigError(TideError):

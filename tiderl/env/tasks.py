@@ -99,7 +99,9 @@ class TaskLists:
                 near = nearest(str(identity), map(str, list(index)[:5000]))
                 raise EnvironmentFault(
                     f"split {split!r} of {type(self._env).__name__} has no task {identity!r}",
-                    fix=f"did you mean {near[0]!r}" if near else f"it has {len(index)} tasks, see their ids",
+                    fix=f"did you mean {near[0]!r}?"
+                    if near
+                    else f"it has {len(index)} tasks, such as {next(iter(index), None)!r}",
                 )
             identity = as_int
         elif identity not in index:
