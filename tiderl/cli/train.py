@@ -20,27 +20,15 @@ from tiderl.errors import MissingExtra, ResourceError
 if TYPE_CHECKING:
     from tiderl.config import RunConfig
 
-EXAMPLES = """
-Examples:
-
-  tiderl train quickstart                              the shipped quickstart
-
-  tiderl train configs/quickstart.yaml seed=1 name=quickstart-1
-
-  tiderl train quickstart --dry-run                    print the resolved configuration
-
-  tiderl train quickstart training.learning_rate=1e-4 model.lora=null name=full
-
-A run that was interrupted goes on where it was when the same command is given again.
-"""
-
 
 def train(
     config: Annotated[str, typer.Argument(help="YAML file, or the name of a shipped configuration.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[a.b=c ...]", help="Replace values of the configuration.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved configuration and end.")
+    ] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Delete what the run folder holds and start over.")
     ] = False,
@@ -50,11 +38,23 @@ def train(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the summary and errors.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Train a policy with reinforcement learning."""
+    """Train a policy with reinforcement learning.
+
+    Examples:
+
+      tiderl train quickstart
+
+      tiderl train configs/quickstart.yaml seed=1 name=quickstart-1
+
+      tiderl train quickstart --dry-run training.learning_rate=1e-4 model.lora=null
+
+    A run that was interrupted goes on where it was when the same command is given again.
+    """
     from tiderl.config import dump_config, load_config
 
     run_config = load_config(config, overrides or [])
     if dry_run:
+        _check_names(run_config)
         typer.echo(dump_config(run_config), nl=False)
         return
     _need_packages()
@@ -69,6 +69,15 @@ def train(
         typer.echo(f"{stop}; {kept}. Give the same command again to go on ({stop.folder.path}).", err=True)
         raise typer.Exit(130) from None
     typer.echo(json.dumps(summary, indent=2) if as_json else _text(run_config, summary))
+
+
+def _check_names(config: RunConfig) -> None:
+    """Refuse an unknown environment or action format, which no schema can know; needs no training package."""
+    from tiderl.agent.formats import get_format
+    from tiderl.env.registry import spec
+
+    spec(config.environment.id)
+    get_format(config.agent.format)
 
 
 async def _run(config: RunConfig, *, fresh: bool, quiet: bool, tensorboard: int | None) -> dict[str, Any]:

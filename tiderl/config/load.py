@@ -78,7 +78,8 @@ def check_config(data: Any, origin: str, overridden: typing.Collection[str] = ()
         first = error.errors()[0]
         loc = [str(p) for p in first["loc"]]
         key = ".".join(loc)
-        where = "command line" if key in overridden else origin
+        given = any(one == key or one.startswith(key + ".") for one in overridden)
+        where = "command line" if given else origin
         more = f" and {error.error_count() - 1} more fault(s)" if error.error_count() > 1 else ""
         if first["type"] == "extra_forbidden":
             known = _keys_at(loc[:-1])
