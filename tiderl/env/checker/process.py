@@ -152,6 +152,7 @@ def command_of(pid: int) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return ""
+    words[0] = words[0].rpartition(b"/")[2]  # a long path of the interpreter would crowd out what it runs
     return b" ".join(words).decode("utf-8", "replace").strip()[:60]
 
 
