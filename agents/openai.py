@@ -57,6 +57,7 @@ class OpenAIPolicy(Policy):
     def __init__(self, argument: str, options: PolicyOptions | None = None) -> None:
         """Raises ConfigError unless `argument` is BASE_URL#MODEL with an http(s) address."""
         options = options or PolicyOptions()
+        options.only("openai", "deadline")
         base, _, self.model = argument.rpartition("#")
         self.base = base.rstrip("/")
         url = urlsplit(self.base)

@@ -26,6 +26,8 @@ class OraclePolicy(Policy):
             raise ConfigError(
                 f"the policy oracle takes no argument, not {argument!r}", fix="say just `oracle`"
             )
+        if options is not None:
+            options.only("oracle")
 
     async def act(self, messages: Sequence[Message], spec: SessionSpec, state: PolicyState) -> Action:
         """Raises EnvironmentFault when the environment has no oracle."""

@@ -38,6 +38,8 @@ class RandomPolicy(Policy):
             raise ConfigError(
                 f"the policy random takes no argument, not {argument!r}", fix="say just `random`"
             )
+        if options is not None:
+            options.only("random")
 
     async def act(self, messages: Sequence[Message], spec: SessionSpec, state: PolicyState) -> Action:
         """Never fails: every schema gets some value."""

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..errors import ConfigError
+
 if TYPE_CHECKING:
     from ..hub.base import SessionSpec
 
@@ -34,6 +36,16 @@ class PolicyOptions:
     format: str | None = None
     """Name of the action format, for policies that turn text into actions."""
     extra: Mapping[str, Any] = field(default_factory=dict)
+    """The `--policy-arg` pairs."""
+
+    def only(self, policy: str, *known: str) -> None:
+        """Raises ConfigError where `extra` has a key that `policy` does not know."""
+        for key in self.extra:
+            if key not in known:
+                raise ConfigError(
+                    f"the policy {policy} takes no --policy-arg {key!r}",
+                    fix=f"use one of {', '.join(known)}" if known else "leave it out",
+                )
 
 
 @dataclass

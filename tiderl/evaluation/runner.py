@@ -65,6 +65,8 @@ async def evaluate(
         stack.callback(reporter.stop)
         if hub is None:
             check_environment(plan)
+            if policy is None and plan.policy.strip() == "oracle":
+                check_oracle(plan)
         player = policy if policy is not None else load_policy(plan)
         if hub is None:
             from ..hub.local import LocalHub
@@ -100,6 +102,18 @@ def check_environment(plan: EvaluationPlan) -> None:
             f"{plan.env_id} has no split {plan.split!r}",
             where="--split",
             fix=f"use one of {', '.join(splits)}" + (f" (did you mean {near[0]}?)" if near else ""),
+        )
+
+
+def check_oracle(plan: EvaluationPlan) -> None:
+    """Refuse the oracle's policy where there is no oracle; raises ConfigError."""
+    from ..env import registry
+
+    if not registry.spec(plan.env_id).has_oracle:
+        raise ConfigError(
+            f"{plan.env_id} has no oracle",
+            where="--policy oracle",
+            fix="write its oracle(self), or evaluate another policy, such as random",
         )
 
 

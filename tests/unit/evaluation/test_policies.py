@@ -69,6 +69,12 @@ def test_policies_without_arguments_refuse_one(spec: str) -> None:
         load_policy(plan(spec))
 
 
+@pytest.mark.parametrize("spec", ["oracle", "random", "openai:http://127.0.0.1:1/v1#m"])
+def test_an_unknown_policy_arg_is_refused(spec: str) -> None:
+    with pytest.raises(ConfigError, match="no --policy-arg 'dealine'"):
+        load_policy(plan(spec, policy_kwargs={"dealine": 5}))
+
+
 class Mine(Policy):
     """A user's policy."""
 
