@@ -32,7 +32,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The environment, for instance tide/Safe-v0.")]
 TaskOption = Annotated[str | None, typer.Option(help="Id of the task; one is drawn from the seed otherwise.")]
 SplitOption = Annotated[str | None, typer.Option(help="Split of the task; the first one otherwise.")]
-SeedOption = Annotated[int, typer.Option(help="Seed of the episode.")]
+SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the episode.")]
 
 
 @app.callback(invoke_without_command=True)

@@ -88,6 +88,7 @@ class AgentEnv(gymnasium.Env[Observation, Any]):
                     fix="give one of " + ", ".join(known) + ", or add it to __init__",
                 )
             setattr(self, name, value)
+        limits_of(self)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

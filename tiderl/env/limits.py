@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiderl.env.messages import Message, Part, copy_message
+from tiderl.errors import EnvironmentFault
 
 NAMES = (
     "max_turns",
@@ -42,7 +43,18 @@ class Limits:
 
 
 def limits_of(env: Any) -> Limits:
-    """The limits of an `AgentEnv` instance or class."""
+    """The limits of an `AgentEnv` instance or class; raises EnvironmentFault where one is no such number."""
+    for name in NAMES:
+        value, whole = getattr(env, name), not name.endswith("_timeout")
+        if value is None and name == "max_total_tokens":
+            continue
+        number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+        if not number or value < 0 or (value == 0 and name != "max_images"):
+            kind = getattr(env, "__name__", type(env).__name__)
+            raise EnvironmentFault(
+                f"{name} of {kind} is {value!r}",
+                fix=f"give {'a whole number' if whole else 'seconds'} above 0",
+            )
     return Limits(**{name: getattr(env, name) for name in NAMES})
 
 

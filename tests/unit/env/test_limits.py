@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiderl.env import messages as m
+from tiderl.env.base import AgentEnv
 from tiderl.env.limits import Limits, cut_observation, cut_text, limits_of
+from tiderl.errors import EnvironmentFault
 
 PICTURE = np.zeros((2, 2, 3), np.uint8)
 
@@ -81,3 +84,9 @@ def test_limits_of_reads_an_environment():
 
     assert limits_of(AgentEnv) == Limits()
     assert AgentEnv(max_turns=3).limits.max_turns == 3
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_turns", "abc"), ("max_turns", 0), ("step_timeout", -1.0)])
+def test_a_limit_that_is_no_such_number_is_named(name: str, value: object) -> None:
+    with pytest.raises(EnvironmentFault, match=f"{name} of AgentEnv is {value!r}"):
+        AgentEnv(**{name: value})
