@@ -312,6 +312,8 @@ def _import_prefix(env_id: str) -> str:
         raise UnknownEnvironment(
             f"the module {module!r} of {env_id!r} cannot be imported: {error}", fix=fix
         ) from error
+    except TideError:
+        raise
     except Exception as error:
         raise EnvironmentFault(
             f"the module {module!r} of {env_id!r} cannot be imported: {type(error).__name__}: {error}",
