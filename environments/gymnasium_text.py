@@ -52,12 +52,13 @@ class TextGym(tiderl.AgentEnv):
         name: the Gymnasium id.
         options: arguments of `gymnasium.make`.
         reward_range: the declared range; the episode's sum is clipped to it.
-        reward_scale: multiplies the environment's own rewards first.
+        reward_scale: multiplies the environment's own rewards first. Where neither is given, rewards are
+            scaled so that the sum at which Gymnasium calls the environment solved is 1.
         limits: see `AgentEnv`.
 
     Raises:
         UnknownEnvironment: Gymnasium has no such id (or only another version).
-        EnvironmentFault: its actions are not discrete.
+        EnvironmentFault: its actions are not discrete, or its scale of rewards is not known.
     """
 
     max_turns = 50
@@ -85,6 +86,8 @@ class TextGym(tiderl.AgentEnv):
                 f"the actions of {name} are {space}, not discrete",
                 fix="write an AgentEnv of your own around it",
             )
+        if reward_range is None and reward_scale == 1.0 and type(self) is TextGym:
+            self.reward_scale = 1.0 / self._solved_at()
         self.first_action = int(space.start)
         self.actions: list[Any] = list(self.action_names) or list(
             range(self.first_action, self.first_action + int(space.n))
@@ -113,6 +116,16 @@ class TextGym(tiderl.AgentEnv):
             ) from error
         except (gymnasium.error.Error, ImportError, TypeError) as error:
             raise EnvironmentFault(f"{self.name} cannot be made: {error}", fix="check its options") from error
+
+    def _solved_at(self) -> float:
+        """The reward at which Gymnasium calls the environment solved: our 1.0 where no range is given."""
+        threshold = gymnasium.spec(self.name).reward_threshold
+        if not threshold or threshold <= 0:
+            raise EnvironmentFault(
+                f"how much reward {self.name} gives at best is not known",
+                fix="give reward_range=[lowest, highest] of an episode's sum",
+            )
+        return float(threshold)
 
     def _act_tool(self) -> Tool:
         def act(self: Any, action: Any) -> Any: ...

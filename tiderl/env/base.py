@@ -209,12 +209,17 @@ class AgentEnv(gymnasium.Env[Observation, Any]):
             The opening messages, and {"task": id, "turn": 0}.
 
         Raises:
-            EnvironmentFault: unknown split or task, or the author's code failed.
+            EnvironmentFault: unknown option, split or task, or the author's code failed.
         """
         began = time.perf_counter()
         super().reset(seed=seed)
         self._begin()
         wanted = dict(options or {})
+        for key in wanted:
+            if key not in ("task", "split"):
+                raise EnvironmentFault(
+                    f"reset has no option {key!r}", where=type(self).__name__, fix="use 'task' and 'split'"
+                )
         self.split = wanted.get("split", self.splits[0])
         if wanted.get("task") is None:
             found = self.task_lists.draw(self.split, self.np_random)

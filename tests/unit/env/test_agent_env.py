@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env, data_equivalence
 
+import tiderl
 from tiderl.env import messages as m
 from tiderl.env.base import AgentEnv
 from tiderl.env.ends import EndReason
@@ -295,3 +296,9 @@ def test_ends_have_names():
     assert not EndReason.MAX_TURNS.terminal
     assert not EndReason.INFRASTRUCTURE.valid
     assert EndReason("time").valid
+
+
+def test_an_unknown_reset_option_is_refused():
+    env = tiderl.make("tide/Safe-v0")
+    with pytest.raises(EnvironmentFault, match="'tsk'"):
+        env.reset(options={"tsk": 1})

@@ -124,6 +124,22 @@ def test_any_other_discrete_environment_works_and_is_clipped():
     assert "action" in env.tools[0]["function"]["parameters"]["properties"]
 
 
+def test_a_scale_that_is_not_given_is_gymnasiums_own_or_is_asked_for():
+    """One step of CartPole is 1 of the 475 that solve it, so a short game is no success."""
+    env = tiderl.make("gymnasium/CartPole-v1")
+    env.reset(seed=0)
+    total = 0.0
+    for _ in range(40):
+        *_, reward, terminated, truncated, info = env.step(env.call(0))
+        total += reward
+        if terminated or truncated:
+            break
+    assert 0 < total < 0.1
+    assert not info["success"]
+    with pytest.raises(EnvironmentFault, match="reward_range"):
+        tiderl.make("gymnasium/MountainCar-v0")
+
+
 def test_what_cannot_be_played_is_refused():
     with pytest.raises(EnvironmentFault, match="not discrete"):
         tiderl.make("gymnasium/Pendulum-v1")
