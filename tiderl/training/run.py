@@ -67,6 +67,11 @@ class TrainingRun:
             Interrupted: `stop` was set.
         """
         resume = self.folder.inspect(fresh=self.fresh)
+        config = self.config
+        self.progress.say(
+            f"training {config.model.path} on {config.environment.id} in {self.folder.path}: at most "
+            f"{config.training.updates} updates; the engine takes some seconds to start"
+        )
         try:
             with self.memory:
                 async with open_parts(self, resume) as parts:
