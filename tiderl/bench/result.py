@@ -52,9 +52,14 @@ def figures(rows: Sequence[Row], samples_per_update: int) -> dict[str, Any]:
 
 
 def _cpu(first: Row, last: Row, samples: int) -> float | None:
-    """CPU seconds a sample: less disturbed by other work on the machine than the wall clock."""
+    """CPU seconds a sample: less disturbed by other work on the machine than the wall clock.
+
+    None where it was not seen, or where both ends of a very short window fell into one look at it.
+    """
     before, after = first.get("cpu_s"), last.get("cpu_s")
-    return None if before is None or after is None else (after - before) / samples
+    if before is None or after is None or after <= before:
+        return None
+    return (after - before) / samples
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
