@@ -106,6 +106,7 @@ def test_c30_t57_updates_and_a_dying_worker_cost_no_episode_in_flight(train: Tra
         "rollout.max_staleness=1",
         "rollout.deterministic=false",
         "training.updates=6",
+        "environment.kwargs.pause=0.5",  # longer than an update, so that the next groups are still in flight
         f"environment.kwargs.crash_once={mark}",
     )
     rows, episodes = metrics(run), _episodes(run)
