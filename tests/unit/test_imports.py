@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OUTER = ("agents", "configs", "environments", "sandboxes")
 
 LAYERS: list[set[str]] = [
-    {"errors"},
+    {"errors", "cache", "processes"},
     {"env", "scheduling", "telemetry"},
     {"engine", "hub", "trajectory", "agent"},
     {"config"},
@@ -43,7 +44,10 @@ LIGHT = (
     "tiderl.telemetry",
     "tiderl.engine.base",
     "tiderl.engine.settings",
+    "tiderl.cache",
+    "tiderl.processes",
     "tiderl.config",
+    "tiderl.config.check",
     "tiderl.evaluation",
     "tiderl.evaluation.runner",
     "tiderl.cli.main",
@@ -64,6 +68,7 @@ LIGHT = (
 )
 
 LONGEST_FILE = 500
+MOST_SHARED_NAMES = 8
 
 HEAVY = (
     "torch",
@@ -186,6 +191,23 @@ def test_outer_folders_are_imported_only_under_their_installed_names() -> None:
         if module.split(".")[0] in OUTER
     ]
     assert wrong == [], "`import environments` loads the code a second time: write tiderl.environments"
+
+
+def test_no_long_list_of_imports_stands_twice() -> None:
+    """Two files that need so many names of one module import the module itself."""
+    lists: list[tuple[str, str, set[str]]] = []
+    for path in ALL:
+        taken: dict[str, set[str]] = {}
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                taken.setdefault(node.module, set()).update(alias.name for alias in node.names)
+        lists += [(relative(path), module, names) for module, names in taken.items()]
+    wrong = [
+        f"{one} and {other} both import {len(mine & theirs)} names of {module}"
+        for (one, module, mine), (other, same, theirs) in itertools.combinations(lists, 2)
+        if module == same and len(mine & theirs) > MOST_SHARED_NAMES
+    ]
+    assert wrong == []
 
 
 def test_agents_and_environments_stay_below_the_rollout() -> None:

@@ -6,18 +6,16 @@ attempt that fails or is interrupted leaves no folder; two processes never make 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
+from tiderl.cache import cache_folder, locked, make_room
 from tiderl.errors import ResourceError
 
 COMPLETE = "complete"
@@ -30,11 +28,6 @@ def trl_requirements() -> list[str]:
     """The pinned packages of TRL's side (`requirements/bench-trl.txt`)."""
     text = resources.files("tiderl.bench").joinpath("trl-requirements.txt").read_text()
     return [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
-
-
-def cache_folder() -> Path:
-    """$TIDERL_CACHE, else ~/.cache/tiderl."""
-    return Path(os.environ.get("TIDERL_CACHE") or Path.home() / ".cache" / "tiderl")
 
 
 def venv_folder(name: str, requirements: Sequence[str]) -> Path:
@@ -54,7 +47,7 @@ def ensure_venv(name: str, requirements: Sequence[str], say: Callable[[str], Non
     if (folder / COMPLETE).exists():
         return python
     uv = _uv()
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_room(folder)
     free = shutil.disk_usage(folder.parent).free
     if free < NEEDED_BYTES:
         raise ResourceError(
@@ -63,7 +56,7 @@ def ensure_venv(name: str, requirements: Sequence[str], say: Callable[[str], Non
             where=str(folder.parent),
             fix="free some, or set TIDERL_CACHE to a folder on another disk",
         )
-    with _locked(folder):
+    with locked(folder, timeout=LOCK_TIMEOUT, doing="making the virtual environment"):
         if (folder / COMPLETE).exists():
             return python
         say(f"making {name}'s own virtual environment, once: {folder}")
@@ -119,23 +112,3 @@ def _run(command: list[str], name: str) -> None:
             f"{name}'s virtual environment could not be made; uv says: {said}",
             fix="check the network, or set PIP_FIND_LINKS to a folder that holds the wheels",
         )
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; it goes with the process that holds it."""
-    with (folder.parent / f".{folder.name}.lock").open("w") as file:
-        deadline = time.monotonic() + LOCK_TIMEOUT
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() > deadline:
-                    raise ResourceError(
-                        "another process has been making the virtual environment for too long",
-                        where=str(folder),
-                        fix="end it and run this again",
-                    ) from error
-                time.sleep(0.5)
-        yield

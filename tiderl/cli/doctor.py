@@ -22,6 +22,7 @@ from typing import Literal
 import typer
 
 import tiderl
+from tiderl import cache
 
 CORE = ("gymnasium", "numpy", "pyzmq", "msgspec", "pydantic", "omegaconf", "typer", "rich", "pillow", "httpx")
 GIB = 1024**3
@@ -143,7 +144,7 @@ def _cgroup_limit() -> int | None:
 
 def cache_folder() -> Iterator[Line]:
     """Where converted models are kept."""
-    folder = Path(os.environ.get("TIDERL_CACHE") or Path.home() / ".cache" / "tiderl")
+    folder = cache.cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

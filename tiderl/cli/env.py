@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tiderl.cli.play import Player, show_messages
+from tiderl.cli.play import Player, orderly_end, show_messages
 from tiderl.env import messages as m
 from tiderl.env.checker import CheckItem, CheckReport, check_environment
 from tiderl.env.checker.items import ITEMS
@@ -266,12 +266,15 @@ def play(
     split: SplitOption = None,
     seed: SeedOption = 0,
     images: Annotated[
-        Path | None, typer.Option(help="Folder for pictures; a new temporary one otherwise.")
+        Path | None,
+        typer.Option(help="Folder for pictures; a temporary one, which goes at the end, otherwise."),
     ] = None,
 ) -> None:
     """Act in an environment yourself: type `tool argument=value ...` or a text.
 
-    `:help` lists the tools, `:oracle` plays the scripted next action, `:quit` leaves.
+    A value is a word, text in quotes, or JSON; `tool {"argument": value}` gives all at once. `:help` lists
+    the tools, `:oracle` plays the scripted next action, `:text WORDS` is never a call, `:quit` leaves. An
+    empty line does nothing.
 
     \b
     Examples:
@@ -281,8 +284,8 @@ def play(
     """
     env = make(env_id)
     try:
-        player = Player(env, Console(), images)
-        code = player.run(env_id, seed, options_of(task, split))
+        with orderly_end(), Player(env, Console(), images) as player:
+            code = player.run(env_id, seed, options_of(task, split))
     finally:
         env.close()
     raise typer.Exit(code)

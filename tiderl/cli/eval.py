@@ -19,8 +19,8 @@ from tiderl.evaluation.plan import EvaluationPlan, default_out
 from tiderl.evaluation.policies import parse_spec
 from tiderl.evaluation.progress import Reporter, Silent, reporter_for
 from tiderl.evaluation.result import EvaluationResult
+from tiderl.evaluation.runner import always_raises, summary_path
 from tiderl.evaluation.runner import evaluate as run_evaluation
-from tiderl.evaluation.runner import summary_path
 
 INTERRUPTED = 130
 NOTHING_VALID = 1
@@ -126,6 +126,8 @@ def evaluate(
         typer.echo(interrupted(plan), err=True)
         raise typer.Exit(INTERRUPTED) from None
     report(result, as_json)
+    if result.hopeless:
+        raise always_raises(plan.env_id, f"each of {result.raised} episodes", result.episodes[-1])
     if not result.valid:
         raise typer.Exit(NOTHING_VALID)
 
@@ -199,9 +201,18 @@ def report(result: EvaluationResult, as_json: bool) -> None:
         typer.echo(json.dumps(result.to_json(), indent=2, ensure_ascii=False))
         return
     typer.echo(result.line())
-    for text, count in result.errors.items():
+    for text, count in result.errors.items() if not result.hopeless else ():
         typer.echo(f"{count} invalid: {text}", err=True)
-    if result.invalid:
+    if result.raised and not result.hopeless:
+        typer.echo(
+            f"the environment's own code raised in {result.raised} of them: mend it (`tiderl env check "
+            f"{result.env_id}` shows more), then run the same command again to repeat them",
+            err=True,
+        )
+    elif result.invalid and not result.hopeless:
+        if not result.valid:
+            shows = f"`tiderl env check {result.env_id}` shows whether the environment is at fault"
+            typer.echo(f"no episode was valid: {shows}", err=True)
         typer.echo("run the same command again to repeat the invalid episodes", err=True)
     if result.out is not None:
         typer.echo(f"written to {summary_path(Path(result.out))}", err=True)

@@ -1,31 +1,36 @@
 """A person in the place of the model: the loop behind `tiderl env play`.
 
-Invariant: whatever is typed becomes an action, a command or a message that says why not; the loop ends
-at the episode's end, at `:quit`, at the end of input, or at an interrupt, and always returns.
+Invariants: whatever is typed becomes an action, a command or a message that says why not, and an empty line
+is none of them; the loop ends at the episode's end, at `:quit`, at the end of input, or at an interrupt, and
+always returns; pictures that were saved in a temporary folder go with the player.
 """
 
 from __future__ import annotations
 
-import json
-import shlex
+import shutil
+import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, NoReturn, Self
 
 import numpy as np
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from tiderl.cli.typed import parse
 from tiderl.env import messages as m
 from tiderl.env.base import AgentEnv
 from tiderl.env.images import encode_png
-from tiderl.errors import ConfigError, EnvironmentFault
+from tiderl.env.plain import place_of
+from tiderl.errors import EnvironmentFault, ResourceError, TideError
 
 INTERRUPTED = 130
-HELP = "commands: :help, :oracle (the scripted next action), :quit"
+HELP = "commands: :help, :oracle (the scripted next action), :text WORDS (never a call), :quit"
 
 
 def printable(text: str) -> str:
@@ -67,51 +72,10 @@ def usage(tool: dict[str, Any]) -> str:
     schema = function.get("parameters", {})
     words = [function["name"]]
     for name, value in schema.get("properties", {}).items():
-        kind = "|".join(map(str, value["enum"])) if "enum" in value else value.get("type", "value")
+        kinds = value.get("enum") or [one.get("type", "value") for one in value.get("anyOf", [value])]
+        kind = "|".join(map(str, kinds))
         words.append(f"{name}=<{kind}>" if name in schema.get("required", ()) else f"[{name}=<{kind}>]")
     return f"{' '.join(words)}: {function.get('description', '')}".rstrip(": ")
-
-
-def parse(line: str, tools: list[dict[str, Any]], number: int) -> str | m.Message:
-    """What a typed line means: a call where its first word is a tool, else a text.
-
-    `tool 5 left` fills the parameters in order, `tool n=5` by name; values are JSON, or plain text.
-
-    Raises:
-        ConfigError: quotes are not closed, or there are more values than parameters.
-    """
-    known = {tool["function"]["name"]: tool["function"] for tool in tools}
-    first = line.split(maxsplit=1)[0] if line.strip() else ""
-    if first not in known:
-        return line
-    properties = known[first].get("parameters", {}).get("properties", {})
-    try:
-        words = shlex.split(line)[1:]
-    except ValueError as error:
-        raise ConfigError(f"the line cannot be read: {error}", fix="close the quotes") from error
-    arguments: dict[str, Any] = {}
-    free = list(properties)
-    for word in words:
-        name, equals, value = word.partition("=")
-        if equals and name.isidentifier():
-            free = [one for one in free if one != name]
-        elif free:
-            name, value = free.pop(0), word
-        else:
-            raise ConfigError(
-                f"{first} takes {len(properties)} values", fix="put quotes around text with spaces"
-            )
-        arguments[name] = _value(value, properties.get(name, {}))
-    return m.assistant("", [m.tool_call(first, id=f"call_{number}", **arguments)])
-
-
-def _value(text: str, schema: dict[str, Any]) -> Any:
-    if schema.get("type") == "string":
-        return text
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def half_blocks(image: np.ndarray, width: int, height: int = 40) -> Text:
@@ -134,18 +98,45 @@ def half_blocks(image: np.ndarray, width: int, height: int = 40) -> Text:
     return text
 
 
+@contextmanager
+def orderly_end() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP (the terminal is closed) end the block as an exception, so that it tidies up."""
+
+    def leave(number: int, _frame: Any) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    kept = [signal.signal(number, leave) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, kept, strict=True):
+            signal.signal(number, handler)
+
+
 class Player:
     """One person and one environment.
 
     Args:
         env: the environment; the caller closes it.
         console: where to print; pictures are drawn when it is a terminal with colours.
-        images: folder for pictures as PNG files, made when needed; None is a new temporary folder.
+        images: folder for pictures as PNG files, made when needed; None is a temporary folder, which is
+            made with the first picture and removed when the player is left as a context manager.
     """
 
     def __init__(self, env: AgentEnv, console: Console, images: Path | None = None) -> None:
         self.env, self.console, self.folder = env, console, images
+        self.temporary: Path | None = None
         self.shown = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.temporary is not None:
+            shutil.rmtree(self.temporary, ignore_errors=True)
 
     def say(self, text: str) -> None:
         """Print a line as it is."""
@@ -153,12 +144,12 @@ class Player:
 
     def run(self, env_id: str, seed: int, options: dict[str, Any]) -> int:
         """Play one episode; returns the exit code."""
-        messages, info = self.env.reset(seed=seed, options=options)
-        self.say(f"{env_id}, task {info['task']}, seed {seed}, at most {self.env.max_turns} turns")
-        self.help()
-        show_messages(messages, self.say, self.picture)
-        total = 0.0
         try:
+            messages, info = self.env.reset(seed=seed, options=options)
+            self.say(f"{env_id}, task {info['task']}, seed {seed}, at most {self.env.max_turns} turns")
+            self.help()
+            show_messages(messages, self.say, self.picture)
+            total = 0.0
             while True:
                 action = self.ask()
                 if action is None:
@@ -183,10 +174,14 @@ class Player:
                 return None
             command = line.strip()
             try:
+                if not command:
+                    continue  # a turn is too dear for a slip of the finger; `:text` is an empty reply
                 if command == ":help":
                     self.help()
+                elif command.split()[0] == ":text":
+                    return line.lstrip().removeprefix(":text").removeprefix(" ")
                 elif command == ":oracle":
-                    action = self.env.oracle()
+                    action = self.oracle()
                     spoken = action if isinstance(action, dict) else m.assistant(action)
                     show_messages([spoken], self.say)
                     return action
@@ -194,8 +189,24 @@ class Player:
                     self.say(f"there is no command {command.split()[0]!r}; {HELP}")
                 else:
                     return parse(line, self.env.tools, self.env.turn)
-            except (ConfigError, EnvironmentFault) as error:
+            except TideError as error:
                 self.say(f"error: {error}")
+
+    def oracle(self) -> str | m.Message:
+        """The environment's own next action.
+
+        Raises:
+            EnvironmentFault: it has none, or it failed.
+        """
+        try:
+            action: str | m.Message = self.env.oracle()
+        except TideError:
+            raise
+        except Exception as error:
+            raise EnvironmentFault(
+                f"oracle raised {type(error).__name__}: {error}", where=place_of(error), fix="repair it"
+            ) from error
+        return action
 
     def read(self) -> str | None:
         """One line of input without its end; None when there is no more."""
@@ -218,11 +229,18 @@ class Player:
     def picture(self, image: np.ndarray) -> None:
         """Save a picture; draw it where the terminal can."""
         if self.folder is None:
-            self.folder = Path(tempfile.mkdtemp(prefix="tiderl-play-"))
-        self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder = self.temporary = Path(tempfile.mkdtemp(prefix="tiderl-play-"))
         file = self.folder / f"picture-{self.shown:03d}.png"
         self.shown += 1
-        file.write_bytes(encode_png(image))
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(encode_png(image))
+        except OSError as error:
+            raise ResourceError(
+                f"a picture cannot be saved: {error.strerror}",
+                where=str(file),
+                fix="give a folder that you may write to with --images",
+            ) from error
         if self.console.is_terminal and self.console.color_system in ("256", "truecolor"):
             self.console.print(half_blocks(image, self.console.width), soft_wrap=True)
         self.say(f"(picture, {image.shape[1]} x {image.shape[0]}: {file})")

@@ -27,7 +27,7 @@ def train(
         list[str] | None, typer.Argument(metavar="[a.b=c ...]", help="Replace values of the configuration.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved configuration and end.")
+        bool, typer.Option("--dry-run", help="Check the configuration, print it resolved and end.")
     ] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Delete what the run folder holds and start over.")
@@ -51,10 +51,13 @@ def train(
     A run that was interrupted goes on where it was when the same command is given again.
     """
     from tiderl.config import dump_config, load_config
+    from tiderl.config.check import absent_model, check_names
 
     run_config = load_config(config, overrides or [])
+    check_names(run_config)
     if dry_run:
-        _check_names(run_config)
+        if (absent := absent_model(run_config)) is not None:
+            typer.echo(f"note: the model {absent} is not on this machine: a run would download it", err=True)
         typer.echo(dump_config(run_config), nl=False)
         return
     _need_packages()
@@ -69,15 +72,6 @@ def train(
         typer.echo(f"{stop}; {kept}. Give the same command again to go on ({stop.folder.path}).", err=True)
         raise typer.Exit(130) from None
     typer.echo(json.dumps(summary, indent=2) if as_json else _text(run_config, summary))
-
-
-def _check_names(config: RunConfig) -> None:
-    """Refuse an unknown environment or action format, which no schema can know; needs no training package."""
-    from tiderl.agent.formats import get_format
-    from tiderl.env.registry import spec
-
-    spec(config.environment.id)
-    get_format(config.agent.format)
 
 
 async def _run(config: RunConfig, *, fresh: bool, quiet: bool, tensorboard: int | None) -> dict[str, Any]:

@@ -30,7 +30,13 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """
     file = find_config(path)
     try:
-        raw = yaml.safe_load(file.read_text())
+        raw = yaml.safe_load(file.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"the configuration cannot be read: {error.strerror}", where=str(file), fix="give a YAML file"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError("the configuration is not text", where=str(file), fix="give a YAML file") from error
     except yaml.YAMLError as error:
         place = getattr(error, "problem_mark", None)
         line = f", line {place.line + 1}" if place else ""
@@ -38,20 +44,30 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
             "the configuration is not valid YAML", where=f"{file}{line}", fix="mend the YAML there"
         ) from error
     if not isinstance(raw, dict):
-        raise ConfigError("the configuration is not a mapping of keys to values", where=str(file))
+        raise ConfigError(
+            "the configuration is not a mapping of keys to values",
+            where=str(file),
+            fix="write lines `key: value`",
+        )
     origin = str(file)
     for override in overrides:
         key, sep, _ = override.partition("=")
         if not sep or not key.strip():
+            lacks = "key before its '='" if sep else "'='"
             raise ConfigError(
-                f"override '{override}' has no '='", where="command line", fix="write it as a.b=value"
+                f"override '{override}' has no {lacks}", where="command line", fix="write it as a.b=value"
             )
     try:
-        merged = OmegaConf.merge(OmegaConf.create(raw), OmegaConf.from_dotlist(list(overrides)))
+        base = OmegaConf.create(raw)
+        for key, _, value in (override.partition("=") for override in overrides):
+            if value.strip() == "{}":  # drops what the file says; other mappings are merged into it
+                OmegaConf.update(base, key.strip(), {}, merge=False)
+        merged = OmegaConf.merge(base, OmegaConf.from_dotlist(list(overrides)))
         data = OmegaConf.to_container(merged, resolve=True)
     except (OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"the overrides cannot be applied: {reason}", where=origin) from error
+        what = "the overrides cannot be applied" if overrides else "the configuration cannot be resolved"
+        raise ConfigError(f"{what}: {reason}", where=origin, fix="mend that value") from error
     return check_config(data, origin, {o.partition("=")[0] for o in overrides})
 
 

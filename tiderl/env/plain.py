@@ -8,18 +8,38 @@ Nothing an author returns is repaired or copied.
 from __future__ import annotations
 
 import functools
+import os
+import sysconfig
 import traceback
+from pathlib import Path
 from typing import Any
 
 from tiderl.env.ends import EndReason
 from tiderl.env.messages import validate_message
 from tiderl.errors import EnvironmentFault
 
+_CORE = tuple(
+    str(Path(__file__).resolve().parents[1] / part) + os.sep for part in ("env", "hub", "evaluation", "cli")
+)
+_LIBRARIES = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib")})
+
 
 def place_of(error: BaseException) -> str | None:
-    """`file:line` where an exception was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
+    """`file:line in function` of the author's frame in which an exception arose; None where there is none.
+
+    It is the innermost frame that is neither ours nor a library's. Where the environment itself is an
+    installed package, it is its innermost frame outside Gymnasium and the standard library.
+    """
+    if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith("<"):
+        return f"{error.filename}:{error.lineno}"
+    frames = list(traceback.extract_tb(error.__traceback__))
+    outer = [frame for frame in frames if not frame.filename.startswith((*_CORE, "<frozen "))]
+    own = [frame for frame in outer if not frame.filename.startswith(_LIBRARIES)]
+    third = [
+        frame for frame in outer if "gymnasium" not in frame.filename and "site-packages" in frame.filename
+    ]
+    chosen = own or third or outer
+    return f"{chosen[-1].filename}:{chosen[-1].lineno} in {chosen[-1].name}" if chosen else None
 
 
 def guard(cls: Any) -> None:

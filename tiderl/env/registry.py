@@ -24,6 +24,7 @@ from gymnasium.envs.registration import EnvSpec
 from tiderl.env.adapters import families, family_of
 from tiderl.env.base import AgentEnv
 from tiderl.env.limits import Limits, limits_of
+from tiderl.env.plain import place_of
 from tiderl.env.plugins import BrokenPlugin, Plugins
 from tiderl.errors import EnvironmentFault, TideError, UnknownEnvironment, nearest
 
@@ -173,7 +174,9 @@ def load_entry(entry: str) -> Any:
         raise
     except (Exception, SystemExit) as error:
         raise EnvironmentFault(
-            f"{entry} cannot be imported: {type(error).__name__}: {error}", fix="repair or install it"
+            f"{entry} cannot be imported: {type(error).__name__}: {error}",
+            where=place_of(error),
+            fix="repair or install it",
         ) from error
 
 
@@ -288,7 +291,9 @@ def _construct(env_id: str, target: Any, arguments: dict[str, Any]) -> Any:
         raise
     except Exception as error:
         raise EnvironmentFault(
-            f"{env_id} cannot be made: {type(error).__name__}: {error}", fix="repair its __init__"
+            f"{env_id} cannot be made: {type(error).__name__}: {error}",
+            where=place_of(error),
+            fix="repair its __init__",
         ) from error
 
 
@@ -297,10 +302,9 @@ def _import_prefix(env_id: str) -> str:
     module, colon, rest = env_id.rpartition(":")
     if not colon:
         return rest
-    if not all(part.isidentifier() for part in module.split(".")):
+    if not all(part.isidentifier() for part in module.split(".")) or module.endswith(".py"):
         raise UnknownEnvironment(
-            f"{module!r} of {env_id!r} is not the name of a module",
-            fix="write it like safe:demo/Safe-v0 for a file safe.py in this folder",
+            f"{module!r} of {env_id!r} is not the name of a module", fix=_as_module(Path(module), rest)
         )
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:
@@ -314,12 +318,21 @@ def _import_prefix(env_id: str) -> str:
         ) from error
     except TideError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvironmentFault(
             f"the module {module!r} of {env_id!r} cannot be imported: {type(error).__name__}: {error}",
+            where=place_of(error),
             fix="repair it",
         ) from error
     return rest
+
+
+def _as_module(path: Path, env_id: str) -> str:
+    """What to write in place of `folder/file.py:id`."""
+    name = path.stem if path.stem.isidentifier() else "safe"
+    example = env_id if ENV_ID.fullmatch(env_id) else "demo/Safe-v0"
+    folder = "this folder" if path.parent == Path() else f"{str(path.parent)!r}, and go there"
+    return f"write {name}:{example} for a file {name}.py in {folder}"
 
 
 def spec(env_id: str) -> EnvironmentSpec:

@@ -11,20 +11,22 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from ..agent.policy import EndReached, Policy, PolicyState
 from ..env.ends import EndReason
 from ..env.messages import assistant, copy_message, copy_messages
-from ..errors import EnvironmentFault, PromptTooLong, TideError
+from ..errors import EnvironmentFault, InfrastructureError, PromptTooLong, TideError
 from .plan import PlannedEpisode
 from .result import EpisodeResult
 
 if TYPE_CHECKING:
-    from ..hub.base import EnvSession
+    from ..hub.base import Action, EnvSession, Message, SessionSpec
     from ..trajectory.trajectory import Trajectory
+
+T = TypeVar("T")
 
 LAST_WORD = 10.0
 """Seconds an environment has to say its partial credit after a limit of ours."""
@@ -51,6 +53,8 @@ class PlayedEpisode:
     seconds: float = 0.0
     latencies: list[float] = field(default_factory=list)
     error: str | None = None
+    raised: bool = False
+    """The environment's own code raised, or broke its contract: running it again will not help."""
     too_long: PromptTooLong | None = None
     """Set when the first prompt did not fit: the model was never asked."""
     trajectory: Trajectory | None = None
@@ -87,6 +91,7 @@ class PlayedEpisode:
             seconds=round(self.seconds, 4),
             latencies=tuple(round(x, 4) for x in self.latencies),
             error=self.error,
+            raised=self.raised and not self.end.valid,
             process=process,
             at=round(at, 4),
         )
@@ -116,8 +121,58 @@ async def play_episode(
     policy: Policy | EpisodePlayer, env: EnvSession, planned: PlannedEpisode, *, timeout: float | None = None
 ) -> PlayedEpisode:
     """Play one episode; `timeout` is in seconds, `None` the environment's own `episode_timeout`."""
+    watched = WatchedSession(env)
     if isinstance(policy, EpisodePlayer):
-        return (await policy.play(env, planned, timeout=timeout)).close()
+        played = await policy.play(watched, planned, timeout=timeout)
+    else:
+        played = await _play(policy, watched, planned, timeout)
+    if watched.fault is not None and not played.end.valid:
+        played.raised, played.error = True, str(watched.fault).rstrip(".")
+    return played.close()
+
+
+class WatchedSession:
+    """A session that remembers the first thing its environment's own code raised.
+
+    A dead worker, a deadline that passed and a lack of places are none of it.
+    """
+
+    def __init__(self, env: EnvSession) -> None:
+        self._env = env
+        self.fault: TideError | None = None
+
+    @property
+    def spec(self) -> SessionSpec:
+        return self._env.spec
+
+    async def reset(self, *args: Any, **options: Any) -> tuple[tuple[Message, ...], dict[str, Any]]:
+        return await self._watch(self._env.reset(*args, **options))
+
+    async def step(self, *args: Any, **options: Any) -> tuple[tuple[Message, ...], float, bool, bool, Any]:
+        return await self._watch(self._env.step(*args, **options))
+
+    async def oracle(self) -> Action:
+        return await self._watch(self._env.oracle())
+
+    async def truncate(self, reason: EndReason) -> tuple[float, dict[str, Any]]:
+        return await self._watch(self._env.truncate(reason))
+
+    async def close(self) -> None:
+        await self._env.close()
+
+    async def _watch(self, call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except TideError as error:
+            # Kinds of InfrastructureError have a name of their own unless the author's code raised them.
+            if self.fault is None and type(error) in (EnvironmentFault, InfrastructureError):
+                self.fault = error
+            raise
+
+
+async def _play(
+    policy: Policy, env: EnvSession, planned: PlannedEpisode, timeout: float | None
+) -> PlayedEpisode:
     seconds = timeout or env.spec.episode_timeout
     played = PlayedEpisode()
     began = time.monotonic()
@@ -149,7 +204,7 @@ async def play_episode(
     played.model_calls = state.model_calls
     played.prompt_tokens, played.completion_tokens = state.prompt_tokens, state.completion_tokens
     played.seconds = time.monotonic() - began
-    return played.close()
+    return played
 
 
 async def _tell(env: EnvSession, played: PlayedEpisode) -> None:

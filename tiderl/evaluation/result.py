@@ -23,8 +23,8 @@ class EpisodeResult:
 
     `index` is the place in the plan; a later record of the same index replaces an earlier one. `turns`
     counts replies the environment answered; `latencies` are seconds, one per reply of the policy.
-    `process` and `at` say when it was written: in the n-th process that worked on this folder, and how
-    many seconds after that process began.
+    `raised`: the environment's own code ended it. `process` and `at` say when it was written: in the n-th
+    process that worked on this folder, and how many seconds after that process began.
     """
 
     index: int
@@ -43,6 +43,7 @@ class EpisodeResult:
     seconds: float = 0.0
     latencies: tuple[float, ...] = ()
     error: str | None = None
+    raised: bool = False
     process: int = 1
     at: float = 0.0
 
@@ -78,7 +79,8 @@ class EpisodeResult:
 class EvaluationResult:
     """The figures of an evaluation. Means and intervals are over valid episodes only.
 
-    `ci95` is Wilson's interval of `success`; `reward_ci95` a bootstrap over tasks. Figures are None when
+    `ci95` is Wilson's interval of `success`; `reward_ci95` a bootstrap over tasks (over
+    episodes where there is one task only). Figures are None when
     no episode was valid. `seconds` holds `wall` (over all processes that worked on it, work that was lost
     left out), `latency_p50`, `latency_p95` (one reply of the policy), `episode_p50`, `episode_p95`.
     """
@@ -114,6 +116,16 @@ class EvaluationResult:
     def complete(self) -> bool:
         """True when every requested episode has a valid record."""
         return self.valid == self.requested
+
+    @property
+    def raised(self) -> int:
+        """How many of the invalid episodes the environment's own code ended."""
+        return sum(r.raised for r in self.episodes if not r.valid)
+
+    @property
+    def hopeless(self) -> bool:
+        """True when the environment's own code ended every episode: there is nothing to repeat."""
+        return self.raised > 0 and self.raised == len(self.episodes)
 
     def to_json(self) -> dict[str, Any]:
         """The content of summary.json, without the episodes."""
@@ -165,7 +177,11 @@ def summarize(
     valid = [r for r in episodes if r.valid]
     invalid = [r for r in episodes if not r.valid]
     successes = sum(r.success for r in valid)
-    reward_ci = bootstrap_mean(((_key(r.task, r.index), r.reward) for r in valid), seed=seed)
+    tasks = {_key(r.task, r.index) for r in valid}
+    # A single task, or an environment without a task list: then an episode is what is drawn.
+    reward_ci = bootstrap_mean(
+        ((_key(r.task, r.index) if len(tasks) > 1 else r.index, r.reward) for r in valid), seed=seed
+    )
     latencies = [x for r in valid for x in r.latencies]
     lengths = [r.seconds for r in valid]
     wall: dict[int, float] = {}
@@ -202,7 +218,7 @@ def summarize(
             "episode_p95": percentile(lengths, 95),
         },
         errors=_errors(invalid),
-        tasks=len({_key(r.task, r.index) for r in valid}),
+        tasks=len(tasks),
         configuration=dict(configuration or {}),
         versions=dict(versions or {}),
         out=out,

@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..agent.policy import Policy
-from ..errors import ConfigError, EngineError, InfrastructureError, PromptTooLong, TideError, nearest
+from ..errors import (
+    ConfigError,
+    EngineError,
+    EnvironmentFault,
+    InfrastructureError,
+    PromptTooLong,
+    TideError,
+    nearest,
+)
 from .episode import EpisodePlayer, PlayedEpisode, play_episode
 from .episodes import EpisodeFolder
 from .journal import JOURNAL, Journal, check_folder, read_journal
@@ -57,8 +65,9 @@ async def evaluate(
         UnknownEnvironment, ConfigError, ModelError, EndpointError: bad input; nothing was written.
         RunExists: `plan.out` holds something else; see `journal.check_folder`.
         PromptTooLong: not one first prompt fits the model; nothing is kept.
-        EngineError: the engine died. InfrastructureError: episode after episode was ended by
-            infrastructure. In both, and when it is cancelled, the journal keeps all that was finished.
+        EngineError: the engine died. EnvironmentFault: the environment's own code raised in episode after
+            episode. InfrastructureError: infrastructure ended episode after episode. In all three, and when
+            it is cancelled, the journal keeps all that was finished.
     """
     reporter = reporter or Silent()
     async with AsyncExitStack() as stack:
@@ -166,7 +175,7 @@ class _Run:
         self.plan, self.planned, self.hub, self.policy = plan, planned, hub, policy
         self.reporter, self.configuration = reporter, configuration
         self.records: dict[int, EpisodeResult] = {}
-        self.failures_in_a_row = 0
+        self.failures_in_a_row = self.raised_in_a_row = 0
         self.journal: Journal | None = None
         self.folder: EpisodeFolder | None = None
         self.tally = Tally(total=plan.episodes)
@@ -228,10 +237,13 @@ class _Run:
             self.tally.add(record)
             self.reporter.episode(record, self.tally)
             self.failures_in_a_row = 0 if record.valid else self.failures_in_a_row + 1
+            self.raised_in_a_row = self.raised_in_a_row + 1 if record.raised else 0
             if not record.valid and not self.tally.valid and self.tally.done == self.tally.total:
                 self._raise_if_too_long(played)
             if self.failures_in_a_row >= most_failures:
                 self._raise_if_too_long(played)
+                if self.raised_in_a_row >= most_failures:
+                    raise always_raises(self.plan.env_id, f"{self.raised_in_a_row} episodes in a row", record)
                 raise InfrastructureError(
                     f"{self.failures_in_a_row} episodes in a row were ended by infrastructure, "
                     f"the last one by: {record.error}",
@@ -284,6 +296,13 @@ class _Run:
             versions=versions(),
             out=None if plan.out is None else str(plan.out),
         )
+
+
+def always_raises(env_id: str, episodes: str, example: EpisodeResult) -> EnvironmentFault:
+    """The error for an environment whose own code ended one episode after the other."""
+    return EnvironmentFault(
+        f"the code of {env_id} raised in {episodes}: {example.error}; `tiderl env check {env_id}` shows more"
+    )
 
 
 def shown_policy(plan: EvaluationPlan, policy: Policy | EpisodePlayer) -> str:

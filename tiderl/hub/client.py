@@ -23,26 +23,6 @@ from tiderl.env.ends import EndReason
 from tiderl.errors import Busy, ConfigError, InfrastructureError, StepTimeout, TideError, WorkerDied
 from tiderl.hub import protocol
 from tiderl.hub.base import Action, Message, SessionSpec
-from tiderl.hub.protocol import (
-    Acted,
-    Close,
-    Closed,
-    Credited,
-    Failure,
-    Observed,
-    Open,
-    Opened,
-    Operation,
-    Oracle,
-    Origin,
-    Reply,
-    Request,
-    Reset,
-    Step,
-    TaskIds,
-    Tasks,
-    Truncate,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +43,7 @@ class Call:
     session: str
     what: str
     limit: float
-    future: asyncio.Future[Reply]
+    future: asyncio.Future[protocol.Reply]
     deadline: float
     overdue: bool = field(default=False)
 
@@ -96,12 +76,14 @@ class WorkerConnection:
         self._fd = int(self._socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._receive)
 
-    async def call(self, session: str, seq: int, op: Operation, *, limit: float, what: str) -> Reply:
+    async def call(
+        self, session: str, seq: int, op: protocol.Operation, *, limit: float, what: str
+    ) -> protocol.Reply:
         """Send a request and wait for its answer (a `Failure` raises the error it stands for)."""
         if self._error is not None:
             raise self._error
         try:
-            frames = protocol.pack(Request(session, seq, op))
+            frames = protocol.pack(protocol.Request(session, seq, op))
         except (TypeError, OverflowError, ValueError, RecursionError) as error:
             fix = "use numbers, text, lists, dicts and numpy arrays"
             raise ConfigError(f"{what} cannot be sent to a worker: {error}", fix=fix) from error
@@ -116,14 +98,14 @@ class WorkerConnection:
             reply = await call.future
         finally:
             self._calls.pop(request_id, None)
-        if isinstance(reply, Failure):
+        if isinstance(reply, protocol.Failure):
             raise protocol.error_of(reply)
         return reply
 
-    def tell(self, op: Operation) -> None:
+    def tell(self, op: protocol.Operation) -> None:
         """Send a request whose answer nobody waits for."""
         if not self._socket.closed:
-            self._socket.send_multipart([b"\0" * 8, *protocol.pack(Request("", 0, op))], zmq.NOBLOCK)
+            self._socket.send_multipart([b"\0" * 8, *protocol.pack(protocol.Request("", 0, op))], zmq.NOBLOCK)
 
     def fail(self, error_for: Callable[[Call], TideError], later: TideError) -> None:
         """The worker is gone: fail each call with `error_for(call)`, and every later call with `later`."""
@@ -203,9 +185,11 @@ class RemoteSession:
         self._closing: asyncio.Task[None] | None = None
         self._reset_timeout = self._step_timeout = _SIDE_TIMEOUT
 
-    async def open(self, kwargs: dict[str, Any], origin: Origin | None, timeout: float) -> None:
+    async def open(self, kwargs: dict[str, Any], origin: protocol.Origin | None, timeout: float) -> None:
         """Make the environment in the worker and learn its `spec`."""
-        reply = await self._call(Open(self._env_id, kwargs, origin, timeout), Opened, timeout, fatal=True)
+        reply = await self._call(
+            protocol.Open(self._env_id, kwargs, origin, timeout), protocol.Opened, timeout, fatal=True
+        )
         self.spec = reply.spec
         self._reset_timeout, self._step_timeout = reply.spec.reset_timeout, reply.spec.step_timeout
 
@@ -213,8 +197,8 @@ class RemoteSession:
         self, seed: int | None = None, task: Any = None, split: str = "train", *, timeout: float | None = None
     ) -> tuple[tuple[Message, ...], dict[str, Any]]:
         """See `EnvSession.reset`."""
-        op = Reset(seed, task, split, timeout)
-        reply = await self._call(op, Observed, _shorter(self._reset_timeout, timeout), fatal=True)
+        op = protocol.Reset(seed, task, split, timeout)
+        reply = await self._call(op, protocol.Observed, _shorter(self._reset_timeout, timeout), fatal=True)
         self._step_timeout = reply.step_timeout
         return tuple(reply.messages), reply.info
 
@@ -222,23 +206,23 @@ class RemoteSession:
         self, action: Action, *, timeout: float | None = None
     ) -> tuple[tuple[Message, ...], float, bool, bool, dict[str, Any]]:
         """See `EnvSession.step`."""
-        op = Step(action, timeout)
-        reply = await self._call(op, Observed, _shorter(self._step_timeout, timeout), fatal=True)
+        op = protocol.Step(action, timeout)
+        reply = await self._call(op, protocol.Observed, _shorter(self._step_timeout, timeout), fatal=True)
         self._step_timeout = reply.step_timeout
         return tuple(reply.messages), reply.reward, reply.terminated, reply.truncated, reply.info
 
     async def oracle(self) -> Action:
         """See `EnvSession.oracle`."""
-        return (await self._call(Oracle(), Acted, self._step_timeout)).action
+        return (await self._call(protocol.Oracle(), protocol.Acted, self._step_timeout)).action
 
     async def truncate(self, reason: EndReason) -> tuple[float, dict[str, Any]]:
         """See `EnvSession.truncate`."""
-        reply = await self._call(Truncate(reason.value), Credited, self._step_timeout)
+        reply = await self._call(protocol.Truncate(reason.value), protocol.Credited, self._step_timeout)
         return reply.reward, reply.info
 
     async def tasks(self, split: str) -> list[Any]:
         """Ids of the tasks of `split`."""
-        return (await self._call(Tasks(split), TaskIds, self._reset_timeout)).ids
+        return (await self._call(protocol.Tasks(split), protocol.TaskIds, self._reset_timeout)).ids
 
     async def close(self) -> None:
         """See `EnvSession.close`. Does not wait for a call that was cancelled and still runs."""
@@ -246,7 +230,9 @@ class RemoteSession:
         if not self._abandoned:
             await asyncio.shield(closing)  # a cancelled caller must not leave the place taken
 
-    async def _call(self, op: Operation, expected: type[R], limit: float, *, fatal: bool = False) -> R:
+    async def _call(
+        self, op: protocol.Operation, expected: type[R], limit: float, *, fatal: bool = False
+    ) -> R:
         what = f"{type(op).__name__.lower()} of {self._env_id}"
         async with self._lock:
             if self._ended is not None:
@@ -280,8 +266,8 @@ class RemoteSession:
             limit += max(self._step_timeout, self._reset_timeout)
         what = f"close of {self._env_id}"
         try:
-            reply = await self._connection.call(self.id, self._seq, Close(), limit=limit, what=what)
-            if not isinstance(reply, Closed):
+            reply = await self._connection.call(self.id, self._seq, protocol.Close(), limit=limit, what=what)
+            if not isinstance(reply, protocol.Closed):
                 logger.warning("the worker answered %s with %s", what, type(reply).__name__)
         except (WorkerDied, StepTimeout):
             logger.debug("%s: its worker is gone", what)

@@ -16,30 +16,9 @@ from typing import Any
 
 from tiderl.env.ends import EndReason
 from tiderl.errors import EnvironmentFault, InfrastructureError
-from tiderl.hub import origin
+from tiderl.hub import origin, protocol
 from tiderl.hub.base import SessionSpec
 from tiderl.hub.deadlines import DeadlineTable
-from tiderl.hub.protocol import (
-    Acted,
-    Close,
-    Closed,
-    Credited,
-    Failure,
-    Observed,
-    Open,
-    Opened,
-    Operation,
-    Oracle,
-    Reply,
-    Request,
-    Reset,
-    Step,
-    TaskIds,
-    Tasks,
-    Truncate,
-    failure_of,
-    pack,
-)
 
 CLOSE_TIMEOUT = 10.0
 """Seconds an environment has to close itself before its process is killed."""
@@ -78,17 +57,17 @@ class HostedSession:
         self._recorded: list[bytes] | None = []
         self._reply_to: Address | None = None
         self._closers: list[Address] = []
-        self._queue: SimpleQueue[Operation] = SimpleQueue()
+        self._queue: SimpleQueue[protocol.Operation] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"session-{slot}", daemon=True)
         table.assign(slot, session_id)
 
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, sender: Address, request: Request) -> None:
+    def submit(self, sender: Address, request: protocol.Request) -> None:
         """Take a request; called on the worker's main thread, never blocks."""
         with self._lock:
-            if isinstance(request.op, Close):
+            if isinstance(request.op, protocol.Close):
                 self._closers.append(sender)
                 self._queue.put(request.op)
                 return
@@ -101,7 +80,9 @@ class HostedSession:
             if request.seq != self._seq + 1 or self._recorded is None:
                 problem = "while the last one runs" if self._recorded is None else f"after number {self._seq}"
                 what = f"call number {request.seq} of a session arrived {problem}"
-                self._post(sender, pack(Failure(InfrastructureError.__name__, what, self._where)))
+                self._post(
+                    sender, protocol.pack(protocol.Failure(InfrastructureError.__name__, what, self._where))
+                )
                 return
             self._seq, self._recorded, self._reply_to = request.seq, None, sender
             self._table.arm(self.slot, self._limit(request.op))
@@ -114,7 +95,7 @@ class HostedSession:
 
     def ask_to_close(self) -> None:
         """Close when the running call has ended, for nobody in particular."""
-        self._queue.put(Close())
+        self._queue.put(protocol.Close())
 
     def close_addresses(self) -> list[Address]:
         """Who still waits for the close; emptied by the call."""
@@ -122,17 +103,18 @@ class HostedSession:
             closers, self._closers = self._closers, []
             return closers
 
-    def _limit(self, op: Operation) -> float:
-        if isinstance(op, Open):
+    def _limit(self, op: protocol.Operation) -> float:
+        if isinstance(op, protocol.Open):
             return op.timeout
-        own = getattr(self._env, "reset_timeout" if isinstance(op, (Reset, Tasks)) else "step_timeout", None)
-        asked = op.timeout if isinstance(op, (Reset, Step)) else None
+        slow = isinstance(op, (protocol.Reset, protocol.Tasks))
+        own = getattr(self._env, "reset_timeout" if slow else "step_timeout", None)
+        asked = op.timeout if isinstance(op, (protocol.Reset, protocol.Step)) else None
         return min(math.inf if own is None else float(own), math.inf if asked is None else asked)
 
     def _run(self) -> None:
         while True:
             op = self._queue.get()
-            if isinstance(op, Close):
+            if isinstance(op, protocol.Close):
                 break
             fatal = False
             try:
@@ -140,52 +122,52 @@ class HostedSession:
             # The boundary of the thread: `SystemExit` of a module that exits on import is a fault too.
             except BaseException as error:  # noqa: BLE001
                 reply = self._failure(op, error)
-                fatal = isinstance(op, (Open, Reset, Step))
+                fatal = isinstance(op, (protocol.Open, protocol.Reset, protocol.Step))
             self._answer(reply)
             if fatal:
                 break
         self._close_environment()
         self._finished(self)
 
-    def _answer(self, reply: Reply) -> None:
+    def _answer(self, reply: protocol.Reply) -> None:
         try:
-            frames = pack(reply)
+            frames = protocol.pack(reply)
         except (TypeError, OverflowError, ValueError, RecursionError) as error:
             what = f"an answer of the environment cannot be sent: {error}"
             fix = "put only messages, numbers, text, lists, dicts and numpy arrays into observations and info"
-            frames = pack(Failure(EnvironmentFault.__name__, what, self._where, fix))
+            frames = protocol.pack(protocol.Failure(EnvironmentFault.__name__, what, self._where, fix))
         with self._lock:
             self._table.disarm(self.slot)
             self._recorded = frames
             if self._reply_to is not None:
                 self._post(self._reply_to, frames)
 
-    def _execute(self, op: Operation) -> Reply:
-        if isinstance(op, Open):
+    def _execute(self, op: protocol.Operation) -> protocol.Reply:
+        if isinstance(op, protocol.Open):
             return self._open(op)
-        if isinstance(op, Reset):
+        if isinstance(op, protocol.Reset):
             options = None if op.task is None else {"task": op.task, "split": op.split}
             if options is None and op.split != "train":
                 options = {"split": op.split}
             messages, info = self._env.reset(seed=op.seed, options=options)
             return self._observed(messages, info)
-        if isinstance(op, Step):
+        if isinstance(op, protocol.Step):
             messages, reward, terminated, truncated, info = self._env.step(op.action)
             return self._observed(messages, info, reward, terminated, truncated)
-        if isinstance(op, Oracle):
-            return Acted(self._env.oracle())
-        if isinstance(op, Tasks):
-            return TaskIds(self._env.task_lists.ids(op.split))
-        if isinstance(op, Truncate):
+        if isinstance(op, protocol.Oracle):
+            return protocol.Acted(self._env.oracle())
+        if isinstance(op, protocol.Tasks):
+            return protocol.TaskIds(self._env.task_lists.ids(op.split))
+        if isinstance(op, protocol.Truncate):
             credit, info = self._env.truncate(EndReason(op.reason))
-            return Credited(float(credit), info)
+            return protocol.Credited(float(credit), info)
         raise InfrastructureError(f"a session does not understand {type(op).__name__}")
 
-    def _open(self, op: Open) -> Opened:
+    def _open(self, op: protocol.Open) -> protocol.Opened:
         self._where = op.env_id
         self._env = env = origin.make(op.env_id, op.kwargs, op.origin)
         low, high = env.reward_range
-        return Opened(
+        return protocol.Opened(
             SessionSpec(
                 env_id=op.env_id,
                 tools=list(env.tools),
@@ -201,7 +183,7 @@ class HostedSession:
 
     def _observed(
         self, messages: Any, info: Any, reward: Any = 0.0, terminated: Any = False, truncated: Any = False
-    ) -> Observed:
+    ) -> protocol.Observed:
         if not isinstance(messages, (tuple, list)) or not isinstance(info, dict):
             what = (
                 f"observation and info must be a tuple of messages and a dict, not {type(messages).__name__}"
@@ -212,15 +194,17 @@ class HostedSession:
                 "step returned None as the reward", where=self._where, fix="return a float"
             )
         limit = float(self._env.step_timeout)
-        return Observed(list(messages), info, float(reward), bool(terminated), bool(truncated), limit)
+        return protocol.Observed(
+            list(messages), info, float(reward), bool(terminated), bool(truncated), limit
+        )
 
-    def _failure(self, op: Operation, error: BaseException) -> Failure:
+    def _failure(self, op: protocol.Operation, error: BaseException) -> protocol.Failure:
         if isinstance(error, SystemExit):
             code = error.code if isinstance(error.code, int) else 1
             what = f"the environment's code left with exit code {code}: {error.code}"
             fault = EnvironmentFault(what, where=self._where)
-            return failure_of(fault.with_traceback(error.__traceback__), self._where)
-        return failure_of(error, f"{type(op).__name__.lower()} of {self._where}")
+            return protocol.failure_of(fault.with_traceback(error.__traceback__), self._where)
+        return protocol.failure_of(error, f"{type(op).__name__.lower()} of {self._where}")
 
     def _close_environment(self) -> None:
         self._table.arm(self.slot, CLOSE_TIMEOUT)
@@ -235,4 +219,4 @@ class HostedSession:
 
 def closed() -> list[bytes]:
     """The frames that answer a close."""
-    return pack(Closed())
+    return protocol.pack(protocol.Closed())

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tiderl.errors import ResourceError
 from tiderl.hub import launch
-from tiderl.hub.watchdog import kill_below
+from tiderl.processes import kill_below
 
 _TAIL_LINES = 20
 _TAIL_BYTES = 4000

@@ -21,6 +21,7 @@ import numpy as np
 from msgspec.msgpack import Decoder, Encoder, Ext
 
 from tiderl import errors
+from tiderl.env.plain import place_of
 from tiderl.errors import Busy, EnvironmentFault, InfrastructureError, TideError
 from tiderl.hub.base import SessionSpec
 
@@ -247,9 +248,10 @@ def failure_of(error: BaseException, where: str) -> Failure:
         retry_after = error.retry_after if isinstance(error, Busy) else 0.0
         return Failure(known, error.what, error.where or where, error.fix, trace, retry_after)
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    where = f"{where}, {place}" if (place := place_of(error)) else where
     if isinstance(error, (OSError, MemoryError)):
         return Failure(InfrastructureError.__name__, text, where, None, trace)
-    return Failure(EnvironmentFault.__name__, text, where, "see the remote traceback below", trace)
+    return Failure(EnvironmentFault.__name__, text, where, "repair the environment", trace)
 
 
 def error_of(failure: Failure) -> TideError:

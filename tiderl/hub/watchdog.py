@@ -11,19 +11,17 @@ first process ends.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import NoReturn
 
 from tiderl.hub.deadlines import DeadlineTable
+from tiderl.processes import adopt_orphans, kill_below
 
-_PR_SET_CHILD_SUBREAPER = 36
 _TICK = 0.04
 _HOUSEKEEPING = 0.5
 _MAX_LOG_BYTES = 8 * 2**20
@@ -40,34 +38,6 @@ def process_alive(pid: int) -> bool:
     return True
 
 
-def descendants(root: int) -> list[int]:
-    """Process ids below `root`, nearest first (empty where there is no /proc)."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it ended while we looked
-        children.setdefault(int(fields[1]), []).append(int(entry.name))
-    found = list(children.get(root, ()))
-    for pid in found:  # grows while we walk
-        found.extend(children.get(pid, ()))
-    return found
-
-
-def kill_below(root: int) -> None:
-    """Kill every descendant of `root`, those in other process groups too, until none is left."""
-    for _ in range(5):  # a process may fork while we walk
-        alive = [pid for pid in descendants(root) if not _is_zombie(pid)]
-        if not alive:
-            return
-        for pid in alive:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                continue
-
-
 def watch(child: int, table: DeadlineTable, *, parent: int, note: Path, folder: Path) -> NoReturn:
     """Watch the serving process `child` until it ends or must end; never returns.
 
@@ -77,7 +47,7 @@ def watch(child: int, table: DeadlineTable, *, parent: int, note: Path, folder: 
     """
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    _adopt_orphans()
+    adopt_orphans()
     first_parent = os.getppid()
     next_look = 0.0
     while True:
@@ -102,12 +72,6 @@ def watch(child: int, table: DeadlineTable, *, parent: int, note: Path, folder: 
         time.sleep(_TICK)
 
 
-def _adopt_orphans() -> None:
-    # So that a process whose parent has ended stays below us and can be found.
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
 def _end() -> NoReturn:
     kill_below(os.getpid())
     os.killpg(0, signal.SIGKILL)
@@ -128,10 +92,3 @@ def _bound_log() -> None:
             os.ftruncate(2, 0)
     except OSError:
         return  # not a file
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True

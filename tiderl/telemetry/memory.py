@@ -11,31 +11,15 @@ import os
 import threading
 from pathlib import Path
 
+from tiderl.processes import descendants
+
 PERIOD_S = 0.5
-
-
-def family(root: int) -> list[int]:
-    """Process ids of `root` and all its descendants."""
-    parents: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                stat = Path(f"/proc/{entry}/stat").read_text()
-            except OSError:
-                continue
-            parents.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry))
-    found, todo = [], [root]
-    while todo:
-        pid = todo.pop()
-        found.append(pid)
-        todo += parents.get(pid, [])
-    return found
 
 
 def memory_mb() -> float:
     """Resident memory of this process and its descendants, in MB."""
     total = 0
-    for pid in family(os.getpid()):
+    for pid in [os.getpid(), *descendants(os.getpid())]:
         try:
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         except OSError:

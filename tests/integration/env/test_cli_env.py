@@ -117,6 +117,9 @@ def test_show_names_the_task_that_was_asked_for() -> None:
         (("check", "tide/Safe-v0", "--tasks", "0"), "--tasks"),
         (("new", "My Env"), "is not a package name"),
         (("new", "my-env", "--into", "missing"), "is not a folder"),
+        (("show", "safe.py:demo/Safe-v0"), "write safe:demo/Safe-v0 for a file safe.py in this folder"),
+        (("show", "../envs/safe:demo/Safe-v0"), "in '../envs', and go there"),
+        (("play", "tide/Safe-v0", "--images", "/dev/null"), "--images"),
         (("frobnicate",), "frobnicate"),
     ],
 )
@@ -134,6 +137,30 @@ def test_a_mistake_is_one_line_and_code_2(
     assert len(errors.strip().splitlines()) == 1
     assert seen in errors
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("raise SystemExit(3)", "SystemExit: 3 ({file}:1 in <module>)"),
+        ("raise ValueError('x')", "ValueError: x ({file}:1 in <module>)"),
+        (
+            "import json\njson.loads('')",
+            "JSONDecodeError: Expecting value: line 1 column 1 (char 0) ({file}:2",
+        ),
+        ("def f(:", "({file}:1)"),
+        ("import no_such_module_here", "No module named 'no_such_module_here'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["show", "check", "play"])
+def test_a_file_that_cannot_be_imported_is_one_line_with_its_place(
+    command: str, source: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "broken_file.py").write_text(source)
+    done = run(command, "broken_file:a/B-v0", folder=tmp_path, code=2)
+    assert done.stderr.startswith("error: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert said.format(file=tmp_path / "broken_file.py") in done.stderr
 
 
 def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,6 +243,41 @@ def test_play_in_a_terminal_draws_prompts_and_leaves_on_an_interrupt(tmp_path: P
     finally:
         process.kill()
         os.close(parent)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_play_that_is_ended_from_outside_leaves_no_pictures(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "play", "tide/Safe-v0"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"},
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        seen = _read_until(process.stdout.fileno(), b".png)")
+        assert str(tmp_path).encode() in seen
+        assert list(tmp_path.glob("tiderl-play-*/*.png"))
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == code
+    assert errors == b""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_play_from_a_pipe_skips_empty_lines_and_takes_json(tmp_path: Path) -> None:
+    text = run("play", "tide/Safe-v0", stdin='\n\ntry_code {"n": 12}\n\ntry_code n="13"\n').stdout
+    assert "turn 2, reward" in text
+    assert "turn 3" not in text
+    assert "Error" not in text
 
 
 def _read_until(descriptor: int, end: bytes) -> bytes:

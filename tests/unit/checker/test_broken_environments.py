@@ -72,6 +72,112 @@ class Plain(tiderl.AgentEnv):
         return self.task["word"]
 
 
+class NoTasksPlain(tiderl.AgentEnv):
+    """The seed alone makes the episode; `reset` and `step` of its own."""
+
+    max_turns = 4
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed, options=options)
+        self.digit = str(self.np_random.integers(10))
+        return (tiderl.messages.user(f"Say {self.digit}."),), {}
+
+    def step(self, action: Any) -> Any:
+        text = action if isinstance(action, str) else tiderl.messages.text_of(action)
+        right = text == self.digit
+        return (tiderl.messages.user("noted"),), float(right), right, False, {}
+
+    def oracle(self) -> str:
+        return self.digit
+
+
+class NoTasksPlainAlone(NoTasksPlain):
+    """Does not call `super().reset`, so `info["task"]` is None."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if seed is not None:
+            self.np_random = np.random.default_rng(seed)
+        self.digit = str(self.np_random.integers(10))
+        return (tiderl.messages.user(f"Say {self.digit}."),), {}
+
+
+class NoTasksOneSplit(NoTasksPlain):
+    splits = ("train",)
+
+
+class NoTasksScored(tiderl.AgentEnv):
+    """One reply."""
+
+    max_turns = 1
+
+    def start(self, task: Any) -> str:
+        self.digit = str(self.np_random.integers(10))
+        return f"Say {self.digit}."
+
+    def score(self, text: str) -> float:
+        return float(text == self.digit)
+
+    def oracle(self) -> str:
+        return self.digit
+
+
+class NoTasksDialogue(NoTasksScored):
+    """A dialogue in three splits."""
+
+    max_turns = 3
+    splits = ("train", "test", "hard")
+    score = tiderl.AgentEnv.score
+
+    def reply(self, text: str) -> str:
+        if text == self.digit:
+            self.finish(1.0)
+        return "noted"
+
+
+class NoTasksTools(NoTasksScored):
+    """Tools."""
+
+    max_turns = 3
+    score = tiderl.AgentEnv.score
+
+    @tiderl.tool
+    def say(self, digit: int) -> str:
+        """Say a digit."""
+        self.finish(float(str(digit) == self.digit))
+        return "noted"
+
+    def oracle(self) -> Any:
+        return tiderl.messages.assistant("", [tiderl.messages.tool_call("say", digit=int(self.digit))])
+
+
+NO_TASKS = [
+    NoTasksPlain,
+    NoTasksPlainAlone,
+    NoTasksOneSplit,
+    NoTasksScored,
+    NoTasksDialogue,
+    NoTasksTools,
+]
+
+
+class NoTasksUnseeded(NoTasksScored):
+    """Same for the first seed of each split, not for the ones after it."""
+
+    def start(self, task: Any) -> str:
+        said = super().start(task)
+        kept = self.np_random_seed in (11, 13)
+        return said if kept else f"{said} Noise: {np.random.default_rng().integers(1_000_000)}"
+
+
+class SameTaskInThreeSplits(Guess):
+    """Two of three splits are apart."""
+
+    splits = ("train", "test", "hard")
+
+    def tasks(self, split: str) -> list[dict[str, Any]]:
+        return super().tasks("test" if split == "hard" else split)
+
+
 class UnseededRandomness(Guess):
     def start(self, task: Any) -> Any:
         return [*super().start(task), f"Noise: {np.random.default_rng().integers(1_000_000)}"]
@@ -315,6 +421,8 @@ FAULTS: list[tuple[Callable[[], Any], str, str]] = [
     (TruncatedFirstStep, "first_step", "first step"),
     (SharedState, "sessions", "took turns"),
     (SameTaskInBothSplits, "tasks", "share 4 tasks"),
+    (SameTaskInThreeSplits, "tasks", "'test' and 'hard' share 4 tasks"),
+    (NoTasksUnseeded, "seeds", "Noise"),
     (EmptySplit, "tasks", "'test' is advertised and has no task"),
     (AnswersOnlyTheFirstCall, "answers", "were answered as"),
     (PathInInfo, "info", "a path of this machine"),
@@ -332,6 +440,15 @@ def test_a_good_environment_passes_every_item(good: type[Any]) -> None:
     report = checked(good)
     assert report.ok, str(report)
     assert set(report.names("skip")) <= {"answers", "remote", "timeouts"}
+
+
+@pytest.mark.parametrize("good", NO_TASKS)
+def test_an_environment_without_a_task_list_passes_and_is_tried_with_several_seeds(good: type[Any]) -> None:
+    report = checked(good)
+    assert report.ok, str(report)
+    assert report["tasks"].detail == "no task list: every seed is an episode of its own"
+    assert report["start"].detail.startswith("made and reset; tasks: none")
+    assert report["oracle"].detail.startswith(f"{2 * len(good.splits)} tasks solved")
 
 
 @pytest.mark.parametrize(("env", "item", "seen"), FAULTS, ids=[env.__name__ for env, _, _ in FAULTS])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ import pytest
 from rich.console import Console
 
 import tiderl
-from tiderl.cli.play import Player, half_blocks, parse, printable, show_messages, usage
+from tiderl.cli.play import Player, half_blocks, printable, show_messages, usage
 from tiderl.env import messages as m
-from tiderl.errors import ConfigError
+from tiderl.errors import EnvironmentFault
 
 
 class Box(tiderl.AgentEnv):
@@ -37,45 +36,6 @@ class Box(tiderl.AgentEnv):
 
 
 TOOLS = Box().tools
-
-
-def arguments(line: str) -> dict[str, Any]:
-    action = parse(line, TOOLS, 3)
-    assert isinstance(action, dict)
-    (call,) = action["tool_calls"]
-    assert call["id"] == "call_3"
-    assert call["function"]["name"] == "put"
-    return json.loads(call["function"]["arguments"])
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("put what=pen count=2", {"what": "pen", "count": 2}),
-        ("put pen 2", {"what": "pen", "count": 2}),
-        ("put count=2 pen", {"what": "pen", "count": 2}),
-        ("put 'a red pen'", {"what": "a red pen"}),
-        ('put what="a = b"', {"what": "a = b"}),
-        ("put 12", {"what": "12"}),
-        ("put count=many", {"count": "many"}),
-        ("put", {}),
-        ("put no=such", {"no": "such"}),
-        ("put what=", {"what": ""}),
-    ],
-)
-def test_a_line_that_begins_with_a_tool_is_a_call(line: str, expected: dict[str, Any]) -> None:
-    assert arguments(line) == expected
-
-
-@pytest.mark.parametrize("line", ["", "hello", "please put it", "puts pen", "it's"])
-def test_any_other_line_is_a_text(line: str) -> None:
-    assert parse(line, TOOLS, 0) == line
-
-
-@pytest.mark.parametrize("line", ["put 'pen", "put a 1 b"])
-def test_a_line_that_cannot_be_read_is_refused(line: str) -> None:
-    with pytest.raises(ConfigError):
-        parse(line, TOOLS, 0)
 
 
 def test_usage_names_parameters_and_types() -> None:
@@ -105,16 +65,30 @@ def test_half_blocks_fit_and_hold_two_pixels_each(shape: tuple[int, int], width:
     assert f"rgb({red},{green},{blue})" in str(text.spans[0].style)
 
 
-def play(lines: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **terminal: Any) -> tuple[int, str]:
+class Bare(Box):
+    """Its oracle fails in the author's code."""
+
+    max_turns = 3
+
+    def start(self, task: Any) -> list[Any]:
+        return ["An empty box."]
+
+    def oracle(self) -> Any:
+        return vars(self)["next"]
+
+
+def play(
+    lines: str, monkeypatch: pytest.MonkeyPatch, shots: Path | None, env: type[Any] = Box, **terminal: Any
+) -> tuple[int, str]:
     out = io.StringIO()
     monkeypatch.setattr("sys.stdin", io.StringIO(lines))
-    env = Box()
-    code = Player(env, Console(file=out, width=60, **terminal), tmp_path / "shots").run("x/Box-v0", 0, {})
+    with Player(env(), Console(file=out, width=60, **terminal), shots) as player:
+        code = player.run("x/Box-v0", 0, {})
     return code, out.getvalue()
 
 
 def test_an_episode_is_played_to_its_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    code, text = play("hello\nput pen\n:oracle\n", monkeypatch, tmp_path)
+    code, text = play("hello\nput pen\n:oracle\n", monkeypatch, tmp_path / "shots")
     assert code == 0
     assert "1 x pen" in text
     assert "the end: success; reward of the episode 1" in text
@@ -124,9 +98,72 @@ def test_an_episode_is_played_to_its_end(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 @pytest.mark.parametrize("lines", ["", ":quit\n", "put pen\n", ":nonsense\n:help\nput 'x\n"])
 def test_leaving_early_is_clean(lines: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    code, text = play(lines, monkeypatch, tmp_path)
+    code, text = play(lines, monkeypatch, tmp_path / "shots")
     assert code == 0
     assert text.rstrip().endswith("left before the end")
+
+
+@pytest.mark.parametrize("empty", ["\n", "   \n", "\t\n", "\r\n", "\n" * 20])
+def test_an_empty_line_costs_no_turn(empty: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _, text = play(f"{empty}put pen\n{empty}put cap\n{empty}", monkeypatch, None, Bare)
+    assert "turn 1, reward 0" in text
+    assert "turn 2, reward 0" in text
+    assert "turn 3" not in text
+
+
+@pytest.mark.parametrize(
+    ("line", "reply"), [(":text", ""), (":text put pen", "put pen"), (":text  a ", " a ")]
+)
+def test_a_reply_that_is_no_call_can_be_typed(
+    line: str, reply: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[Any] = []
+
+    def step(self: Bare, action: Any) -> Any:
+        seen.append(action)
+        return (), 0.0, True, False, {"turn": 1}
+
+    monkeypatch.setattr(Bare, "step", step)
+    play(f"{line}\n", monkeypatch, None, Bare)
+    assert seen == [reply]
+
+
+def test_an_oracle_that_fails_is_told_and_the_episode_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, text = play(":oracle\nput pen\n", monkeypatch, None, Bare)
+    assert "error: oracle raised KeyError: 'next' (" in text
+    assert "1 x pen" in text
+
+
+def no_folder(root: Path) -> bool:
+    return list(root.glob("tiderl-play-*")) == []
+
+
+@pytest.mark.parametrize("lines", ["", ":quit\n", "put lid\n"])
+def test_the_folder_of_pictures_goes_with_the_end(
+    lines: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    _, text = play(lines, monkeypatch, None)
+    assert str(tmp_path / "tiderl-play-") in text.replace("\n", "")
+    assert no_folder(tmp_path)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), EnvironmentFault("it broke"), SystemExit(143)])
+def test_the_folder_of_pictures_goes_with_an_interrupt_or_a_fault(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def stop(self: Any, *_: Any) -> Any:
+        assert not no_folder(tmp_path)
+        raise error
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(Box, "step", stop)
+    if isinstance(error, KeyboardInterrupt):
+        assert play("put pen\n", monkeypatch, None)[0] == 130
+    else:
+        with pytest.raises(type(error)):
+            play("put pen\n", monkeypatch, None)
+    assert no_folder(tmp_path)
 
 
 def test_an_interrupt_is_clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -134,11 +171,11 @@ def test_an_interrupt_is_clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Player, "read", interrupt)
-    code, text = play("", monkeypatch, tmp_path)
+    code, text = play("", monkeypatch, tmp_path / "shots")
     assert code == 130
     assert text.rstrip().endswith("left before the end")
 
 
 def test_a_capable_terminal_gets_the_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    _, text = play(":quit\n", monkeypatch, tmp_path, force_terminal=True, color_system="truecolor")
+    _, text = play(":quit\n", monkeypatch, tmp_path / "shots", force_terminal=True, color_system="truecolor")
     assert text.count("▀") == 15

@@ -111,3 +111,56 @@ def test_override_without_equals_sign(file: Path) -> None:
 )
 def test_keys_that_contradict_each_other(file: Path, override: str, names: str) -> None:
     assert names in fault(file, [override])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kwargs"),
+    [
+        ([], {"a": 1, "b": {"c": 2}}),
+        (["environment.kwargs={}"], {}),
+        (["environment.kwargs={}", "environment.kwargs.d=4"], {"d": 4}),
+        (["environment.kwargs.b={}"], {"a": 1, "b": {}}),
+        (["environment.kwargs={d: 4}"], {"a": 1, "b": {"c": 2}, "d": 4}),
+    ],
+)
+def test_an_empty_mapping_drops_what_the_file_says(
+    tmp_path: Path, overrides: list[str], kwargs: dict[str, object]
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("model: {path: m}\nenvironment: {id: tide/Safe-v0, kwargs: {a: 1, b: {c: 2}}}\n")
+    assert load_config(path, overrides).environment.kwargs == kwargs
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\xff\xfe\x00", "is not text"),
+        (b"\x89PNG\r\n\x1a\n", "is not text"),
+        (b"", "is not a mapping"),
+        (b"- a\n- b\n", "is not a mapping"),
+        (b"a: [\n", "not valid YAML"),
+        (b"\x00", "not valid YAML"),
+        (b"model: {path: '${nothing}'}\n", "the configuration cannot be resolved"),
+    ],
+)
+def test_a_file_that_is_no_configuration(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_bytes(content)
+    text = fault(path)
+    assert said in text
+    assert str(path) in text
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, *_: object, **__: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    path = tmp_path / "run.yaml"
+    path.write_text(BASE)
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert "cannot be read: Permission denied" in fault(path)
+
+
+def test_an_override_without_a_key_says_so(file: Path) -> None:
+    assert "has no key before its '='" in fault(file, ["=3"])
+    assert "has no '='" in fault(file, ["seed"])

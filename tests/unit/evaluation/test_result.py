@@ -98,3 +98,20 @@ def test_wall_clock_adds_up_the_processes() -> None:
 def test_tasks_are_counted_once() -> None:
     assert total([episode(i) for i in range(8)]).tasks == 4
     assert total([episode(i, task=None) for i in range(8)]).tasks == 8
+
+
+@pytest.mark.parametrize("task", [0, None, "only"])
+def test_the_interval_of_one_task_or_of_seeds_alone_is_over_episodes(task: Any) -> None:
+    rewards = [1.0 if i % 4 == 0 else 0.0 for i in range(40)]
+    ends = {1.0: EndReason.SUCCESS, 0.0: EndReason.FAILURE}
+    found = total([episode(i, reward, ends[reward], task=task) for i, reward in enumerate(rewards)])
+    assert found.reward_ci95 is not None
+    low, high = found.reward_ci95
+    assert 0.05 < low < 0.2 < 0.3 < high < 0.5
+
+
+def test_the_interval_over_several_tasks_draws_whole_tasks() -> None:
+    """Two tasks, each always won or always lost: the interval spans all that two tasks can give."""
+    ends = {1.0: EndReason.SUCCESS, 0.0: EndReason.FAILURE}
+    records = [episode(i, float(i % 2), ends[float(i % 2)], task=i % 2) for i in range(40)]
+    assert total(records).reward_ci95 == (0.0, 1.0)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tiderl.hub import launch, origin, watchdog
+from tiderl.hub import launch, origin
 from tiderl.hub.deadlines import DeadlineTable
 from tiderl.hub.process import WorkerExit, tail
 
@@ -39,34 +38,6 @@ def test_deadlines_are_seen_by_another_process() -> None:
         os._exit(0)
     os.waitpid(child, 0)
     assert table.overdue(time.monotonic()) == ("s", 0.0)
-
-
-SPAWNS = """
-import subprocess, time
-print(subprocess.Popen(["sleep", "60"], start_new_session=True).pid, flush=True)
-time.sleep(60)
-"""
-
-
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def test_kill_below_reaches_other_groups() -> None:
-    with subprocess.Popen([sys.executable, "-S", "-c", SPAWNS], stdout=subprocess.PIPE, text=True) as outer:
-        assert outer.stdout is not None
-        inner = int(outer.stdout.readline())
-        assert {outer.pid, inner} <= set(watchdog.descendants(os.getpid()))
-        watchdog.kill_below(outer.pid)
-        end = time.monotonic() + 2
-        while runs(inner) and time.monotonic() < end:
-            time.sleep(0.01)
-        assert not runs(inner)
-        assert watchdog.process_alive(outer.pid)
-        outer.kill()
 
 
 def test_workers_inherit_path_and_variables(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,8 @@ from tiderl.env.checker.context import Context
 from tiderl.env.checker.driver import Driver
 from tiderl.env.checker.events import PipeSender
 from tiderl.env.checker.hang import make_known
-from tiderl.env.checker.process import adopt_orphans, kill_tree
 from tiderl.env.checker.run import serve
+from tiderl.processes import adopt_orphans, kill_below
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def _end_with_parent(folder: str) -> None:
 
 
 def _end(folder: str) -> NoReturn:
-    kill_tree(os.getpid())
+    kill_below(os.getpid())
     shutil.rmtree(folder, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)
     os._exit(1)

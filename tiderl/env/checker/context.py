@@ -67,6 +67,8 @@ class Context:
     pause: float = 1.1
 
     splits: dict[str, list[Any]] = field(default_factory=dict)
+    has_tasks: bool = True
+    """False where the environment brings no task list: what is sampled is seeds."""
     tools: list[dict[str, Any]] = field(default_factory=list)
     reward_range: tuple[float, float] = (0.0, 1.0)
     max_turns: int = 16
@@ -85,10 +87,18 @@ class Context:
     cache: dict[str, Any] = field(default_factory=dict)
 
     def sample(self, per_split: int | None = None) -> list[tuple[str, Any, int]]:
-        """Tasks spread evenly over each split: (split, task id, seed)."""
-        chosen = []
+        """Tasks spread evenly over each split: (split, task id, seed).
+
+        Without a task list, as many seeds: no two splits get the same.
+        """
+        chosen: list[tuple[str, Any, int]] = []
+        wanted = per_split or self.per_split
         for split, ids in self.splits.items():
-            count = min(per_split or self.per_split, len(ids))
+            if not self.has_tasks:
+                first = 11 + len(chosen)
+                chosen += [(split, ids[0], seed) for seed in range(first, first + wanted)]
+                continue
+            count = min(wanted, len(ids))
             for index in range(count):
                 position = index * (len(ids) - 1) // max(1, count - 1)
                 if valid_id(ids[position]):

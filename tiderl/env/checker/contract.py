@@ -33,6 +33,7 @@ def start(ctx: Context) -> str:
             ctx.oracle_maximum = bool(getattr(env, "oracle_maximum", True))
             ctx.nondeterministic = bool(getattr(spec, "nondeterministic", False))
             splits = list(env.splits)
+            ctx.has_tasks = bool(getattr(env, "has_tasks", True))
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise Failed(
                 f"reward_range is {env.reward_range!r}", "set reward_range to two finite floats, lowest first"
@@ -49,7 +50,7 @@ def start(ctx: Context) -> str:
             ctx.driver.reset(env, task, split, seed)
     finally:
         ctx.driver.close(env)
-    count = sum(map(len, ctx.splits.values()))
+    count = sum(map(len, ctx.splits.values())) if ctx.has_tasks else "none"
     return f"made and reset; tasks: {count}, tools: {len(ctx.tools)}, turns: at most {ctx.max_turns}"
 
 
@@ -70,6 +71,8 @@ def tasks(ctx: Context) -> str:
         raise Failed(
             "no split is advertised", "let tasks('train') return the tasks, each a dict with an 'id'"
         )
+    if not ctx.has_tasks:
+        return "no task list: every seed is an episode of its own"
     for split, ids in ctx.splits.items():
         if not ids:
             raise Failed(

@@ -6,13 +6,9 @@ exception out of it becomes a `Crash` that names the call and the author's own f
 
 from __future__ import annotations
 
-import os
 import sys
-import sysconfig
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,9 +16,7 @@ import numpy as np
 from tiderl.env.base import AgentEnv
 from tiderl.env.checker.policies import NOOP, random_action
 from tiderl.env.checker.transcript import Transcript, Turn, canonical
-
-_CORE = str(Path(__file__).resolve().parents[1]) + os.sep
-_LIBRARIES = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib")})
+from tiderl.env.plain import place_of
 
 
 class Monitor(Protocol):
@@ -66,19 +60,8 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 def author_location(error: BaseException) -> str:
-    """`file:line in function` of the innermost frame that is neither ours nor a library's.
-
-    Where the environment itself is an installed package, that is its innermost frame outside
-    Gymnasium and the standard library.
-    """
-    frames = [frame for frame in traceback.extract_tb(root_cause(error).__traceback__)]
-    outer = [frame for frame in frames if not frame.filename.startswith(_CORE)]
-    own = [frame for frame in outer if not frame.filename.startswith(_LIBRARIES)]
-    third = [
-        frame for frame in outer if "gymnasium" not in frame.filename and "site-packages" in frame.filename
-    ]
-    chosen = own or third or outer
-    return f"{chosen[-1].filename}:{chosen[-1].lineno} in {chosen[-1].name}" if chosen else ""
+    """Where in the author's code the cause of an exception arose (see `place_of`); "" when nowhere."""
+    return place_of(root_cause(error)) or ""
 
 
 class Driver:

@@ -20,6 +20,7 @@ from tiderl.env.checker.driver import brief
 from tiderl.env.checker.process import command_of
 from tiderl.env.checker.transcript import Transcript, Turn, canonical, first_difference
 from tiderl.errors import EnvironmentFault, StepTimeout, TideError
+from tiderl.processes import is_running
 
 HUB = "tiderl.hub.local:LocalHub"
 HANG = "tiderl.env.checker.hang"
@@ -146,11 +147,4 @@ def marked_processes(mark: str) -> set[int]:
                 found.add(int(entry.parent.name))
         except OSError:
             continue  # it ended, or is another user's
-    return {pid for pid in found if pid != os.getpid() and not _zombie(pid)}
-
-
-def _zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True
+    return {pid for pid in found if pid != os.getpid() and is_running(pid)}

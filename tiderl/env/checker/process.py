@@ -6,12 +6,9 @@ made once for the whole process are not charged.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import shutil
-import signal
-import sys
 import tempfile
 import threading
 import time
@@ -20,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tiderl.env.checker.context import Context, Failed, Skipped
+from tiderl.processes import descendants
 
-_PR_SET_CHILD_SUBREAPER = 36
 ROUNDS = 3
 GRACE = 2.0
 """Seconds that threads and processes get to end after `close`."""
@@ -34,12 +31,12 @@ def close(ctx: Context) -> str:
         raise Skipped("not checked: there are no tasks")
     policy = ctx.best_policy()
     with _own_temporary_folder() as folder:
-        processes = child_processes()
+        processes = set(descendants(os.getpid()))
         _session(ctx, sample[0], policy)
         threads, files = set(threading.enumerate()), open_files()
         for index in range(ROUNDS):
             _session(ctx, sample[index % len(sample)], policy)
-        _forbid_processes(child_processes() - processes)
+        _forbid_processes(set(descendants(os.getpid())) - processes)
         _forbid_threads(threads)
         if open_files() - files >= ROUNDS:
             gc.collect()  # what only waits for the collector is not left
@@ -68,7 +65,7 @@ def _forbid_processes(left: set[int]) -> None:
     deadline = time.monotonic() + GRACE
     while left and time.monotonic() < deadline:
         time.sleep(0.05)
-        left &= child_processes()
+        left &= set(descendants(os.getpid()))
     if left:
         names = ", ".join(sorted(f"{pid} {command_of(pid)}" for pid in left))
         raise Failed(
@@ -105,45 +102,6 @@ def _own_temporary_folder() -> Iterator[Path]:
         else:
             os.environ["TMPDIR"] = kept[1]
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def child_processes(root: int | None = None) -> set[int]:
-    """All living descendants of a process (this one by default); empty where /proc is missing."""
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            text = entry.read_text("utf-8", "replace")
-        except OSError:
-            continue  # it ended while we looked
-        state, parent = text.rpartition(")")[2].split()[:2]
-        if state not in "ZX":
-            parents.setdefault(int(parent), []).append(int(entry.parent.name))
-    found: set[int] = set()
-    waiting = [root or os.getpid()]
-    while waiting:
-        for pid in parents.get(waiting.pop(), []):
-            found.add(pid)
-            waiting.append(pid)
-    return found
-
-
-def adopt_orphans() -> None:
-    """Let processes that daemonise below this one stay below it, so that they are seen and killed."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def kill_tree(root: int) -> None:
-    """Kill all living descendants of a process, also those that appear meanwhile."""
-    for _ in range(5):
-        below = child_processes(root)
-        if not below:
-            return
-        for pid in below:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                continue
 
 
 def command_of(pid: int) -> str:

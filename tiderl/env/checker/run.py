@@ -27,10 +27,10 @@ from tiderl.env.checker.context import Context
 from tiderl.env.checker.driver import Abandoned, Driver
 from tiderl.env.checker.events import PipeSource, QueueSender, Sender, Watcher
 from tiderl.env.checker.items import ITEMS, run_items
-from tiderl.env.checker.process import kill_tree
 from tiderl.env.checker.report import CheckItem, CheckReport
 from tiderl.env.registry import broken_plugins, make, spec
 from tiderl.errors import ConfigError, UnknownEnvironment
+from tiderl.processes import kill_below
 
 OnItem = Callable[[CheckItem], None]
 
@@ -235,7 +235,7 @@ def _report_death(watcher: Watcher, child: subprocess.Popen[bytes], log: Path) -
 
 def _end(child: subprocess.Popen[bytes]) -> None:
     """End the child and all below it."""
-    kill_tree(child.pid)
+    kill_below(child.pid)
     try:
         os.killpg(child.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):

@@ -1,0 +1,64 @@
+"""The processes below a process: find them, keep them there, end them.
+
+Invariant: what is found is alive (no zombie); whatever its process group or session, a process that was
+started below is found, once `adopt_orphans` was called also when its parent has ended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+_ROUNDS = 5
+
+
+def state_of(pid: int) -> tuple[str, int] | None:
+    """The state letter of a process and the id of its parent; None where there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")  # a program may bear any bytes as name
+    except OSError:
+        return None
+    state, parent = text.rpartition(")")[2].split()[:2]
+    return state, int(parent)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    found = state_of(pid)
+    return found is not None and found[0] not in "ZX"
+
+
+def descendants(root: int) -> list[int]:
+    """Ids of the living processes below `root`, nearest first; empty where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        found = state_of(int(entry.name))  # None: it ended while we looked
+        if found is not None and found[0] not in "ZX":
+            children.setdefault(found[1], []).append(int(entry.name))
+    below = list(children.get(root, ()))
+    for pid in below:  # grows while we walk
+        below.extend(children.get(pid, ()))
+    return below
+
+
+def kill_below(root: int) -> None:
+    """Kill every descendant of `root`, those in other process groups too, until none is left."""
+    for _ in range(_ROUNDS):  # a process may fork while we walk
+        alive = descendants(root)
+        if not alive:
+            return
+        for pid in alive:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+
+
+def adopt_orphans() -> None:
+    """Let a process whose parent has ended stay below this one, so that it can be found and ended."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
