@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -34,6 +35,8 @@ class Cell(IntEnum):
     REPREFILLED = 12
     PREEMPTIONS = 13
     STEPS = 14
+    EVICTED = 15
+    """Blocks that the prefix cache gave up to make room."""
 
     FREE_BLOCKS = 16
     RUNNING = 17
@@ -43,8 +46,39 @@ class Cell(IntEnum):
     VERSION = 24
 
 
+class SlotCell(IntEnum):
+    """What the scheduler notes about a slot's latest turn. Times are CLOCK_MONOTONIC in microseconds."""
+
+    TURN = 0
+    PROMPT = 1
+    CACHED = 2
+    AGAIN = 3
+    """Tokens computed a second time in this turn."""
+    KV_VERSION = 4
+    SALT = 5
+    """The version whose prefix cache the request reads and writes."""
+    ARRIVED = 6
+    SCHEDULED = 7
+    PREFILLED = 8
+    """0 until the prompt is computed."""
+
+
 HEADER = 32
-SLOT_CELLS = 4  # turn, prompt tokens, cached tokens, spare
+SLOT_CELLS = 12
+
+
+@dataclass(frozen=True)
+class TurnCounts:
+    """A slot's latest turn, in the scheduler's words."""
+
+    turn: int
+    prompt: int
+    cached: int
+    again: int
+    kv_version: int
+    salt: int
+    queue_seconds: float
+    prefill_seconds: float
 
 
 class Counters:
@@ -77,16 +111,30 @@ class Counters:
     def __setitem__(self, cell: int, value: int) -> None:
         self.cells[cell] = value
 
-    def set_turn(self, slot: int, turn: int, prompt: int, cached: int) -> None:
-        """Note a turn's context length and how much of it needed no computing (tokens)."""
-        at = HEADER + SLOT_CELLS * slot
-        self.cells[at : at + 3] = (turn, prompt, cached)
+    def note(self, slot: int, first: SlotCell, *values: int) -> None:
+        """Write cells of a slot, from `first` on."""
+        at = HEADER + SLOT_CELLS * slot + first
+        self.cells[at : at + len(values)] = values
 
-    def turn(self, slot: int) -> tuple[int, int, int]:
-        """(turn, prompt tokens, cached tokens) of the slot's latest turn."""
+    def add(self, slot: int, cell: SlotCell, value: int) -> None:
+        """Add to a cell of a slot."""
+        self.cells[HEADER + SLOT_CELLS * slot + cell] += value
+
+    def turn(self, slot: int) -> TurnCounts:
+        """What the scheduler counted of the slot's latest turn."""
         at = HEADER + SLOT_CELLS * slot
-        turn, prompt, cached = self.cells[at : at + 3]
-        return int(turn), int(prompt), int(cached)
+        row = [int(value) for value in self.cells[at : at + len(SlotCell)]]
+        turn, prompt, cached, again, kv_version, salt, arrived, scheduled, prefilled = row
+        return TurnCounts(
+            turn,
+            prompt,
+            cached,
+            again,
+            kv_version,
+            salt,
+            queue_seconds=max(0, scheduled - arrived) / 1e6,
+            prefill_seconds=max(0, prefilled - scheduled) / 1e6,
+        )
 
     def close(self) -> None:
         """Give the memory back; the other side keeps its own view."""

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiderl.engine import child
 from tiderl.engine.counters import Counters
-from tiderl.engine.log import catch_vllm_logs
+from tiderl.engine.log import EngineLog, catch_vllm_logs
 from tiderl.engine.settings import EngineSettings
-from tiderl.errors import EngineError, MissingExtra
+from tiderl.errors import EngineError, MissingExtra, TideError
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -266,7 +266,33 @@ def end(llm: Any) -> None:
     llm.shutdown(timeout=1.0)
 
 
-def end_when_built(built: asyncio.Future[Any]) -> None:
+async def started(work: Callable[[], T], timeout: float, log: EngineLog) -> T:
+    """Run a part of the start in a thread made for it; past the deadline its engine is ended when it comes.
+
+    Raises:
+        EngineError: it failed, or was not done in time.
+    """
+    waiting = asyncio.ensure_future(asyncio.to_thread(in_fresh_thread(work)))
+    try:
+        return await asyncio.wait_for(asyncio.shield(waiting), timeout)
+    except (TimeoutError, asyncio.CancelledError) as error:
+        waiting.add_done_callback(_end_when_built)
+        if isinstance(error, asyncio.CancelledError):
+            raise
+        raise EngineError(
+            f"the engine was not up after {timeout:.0f} s; {log.cause()}",
+            where="engine start",
+            fix="raise engine.start_timeout",
+        ) from error
+    except TideError:
+        raise
+    except Exception as error:
+        raise EngineError(
+            f"the engine did not start: {first_line(error)}; {log.cause()}", where="engine start"
+        ) from error
+
+
+def _end_when_built(built: asyncio.Future[Any]) -> None:
     """Callback for a build nobody waits for any more."""
     if not built.cancelled() and built.exception() is None and built.result() is not None:
         end(built.result())

@@ -33,6 +33,12 @@ async def render_prompt(
     return prompt, len(prompt["prompt_token_ids"])
 
 
+def expansion(prompt: Any, first: int) -> int:
+    """How many tokens longer a rendered prompt is for its images from number `first` on."""
+    places = prompt.get("mm_placeholders", {}).get("image", ())
+    return sum(place.length - 1 for place in places[first:])
+
+
 def sampling_params(sampling: Sampling, max_tokens: int, eos: Sequence[int]) -> Any:
     """vLLM's parameters of one turn. `eos`: the model's own end ids, which vLLM has no tokenizer to know."""
     from vllm import SamplingParams

@@ -1,7 +1,7 @@
-"""One episode's context inside vLLM: a resumable request that keeps its KV between turns.
+"""One episode's context inside vLLM, with KV set aside for all of it.
 
 Invariants: nothing reaches the engine that could pass the reservation or the model's limit; a session that
-failed, timed out or was cancelled is dead and is never fed again; the lists vLLM extends in place are copies.
+failed, timed out or was cancelled is dead and is never fed again.
 
 vLLM drops the last sampled token of a turn from its context (its KV was never computed), so it is sent again
 as the first token of the next turn.
@@ -10,11 +10,13 @@ as the first token of the next turn.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tiderl.engine.base import FinishReason, Sampling, TurnOutput
+from tiderl.engine.base import Sampling, TurnOutput
 from tiderl.engine.budget import Lease
+from tiderl.engine.naming import RequestName
+from tiderl.engine.stream import ResumableRequest, Sampled
 from tiderl.errors import EngineError, PromptTooLong, TideError
 
 if TYPE_CHECKING:
@@ -22,28 +24,21 @@ if TYPE_CHECKING:
 
     from tiderl.engine.vllm import VLLMEngine
 
-_END_TIMEOUT = 10.0
-
 
 class VLLMSession:
     """Made by `VLLMEngine.session`; see `tiderl.engine.base.KVSession`."""
 
     def __init__(self, engine: VLLMEngine, lease: Lease, name: str, epoch: int, priority: int) -> None:
         self.name = name
-        self.request_id = f"{lease.slot:04d}~{name}~{epoch}"
         self._engine = engine
         self._lease = lease
-        self._priority = priority
+        self._request = ResumableRequest(engine, RequestName(lease.slot, name, epoch), priority)
         self._limit = min(lease.tokens, engine.max_model_len)
         self._length = 0
         self._images = 0
         self._unsent: int | None = None
-        self._sampled = 0
-        self._inbox: asyncio.Queue[Any] = asyncio.Queue()
-        self._stream: AsyncGenerator[Any, None] | None = None
         self._busy = False
         self._ended: str | None = None
-        self._freed = False
 
     @property
     def length(self) -> int:
@@ -68,86 +63,42 @@ class VLLMSession:
             try:
                 prompt, context, params = await self._admit(new_ids, sampling, images)
                 self._busy = sent = True
-                async with asyncio.timeout(self._engine.settings.turn_timeout):
-                    ids, logprobs, versions, finish = await self._turn((prompt, params, note_sent))
+                sampled = await run_turn(self._engine, self._request, prompt, params, note_sent)
             except BaseException as error:
                 if sent:
                     await self._kill(f"a turn failed ({type(error).__name__})")
-                if isinstance(error, TimeoutError):
-                    raise EngineError(
-                        f"a turn did not end within {self._engine.settings.turn_timeout:.0f} s",
-                        where=f"session {self.name}",
-                        fix="raise engine.turn_timeout or ask for fewer tokens",
-                    ) from error
-                if isinstance(error, TideError) or not isinstance(error, Exception):
-                    raise
-                raise self._engine.failure(error) from error
+                raise
             finally:
                 self._busy = False
-        self._length = context + len(ids)
-        self._unsent = ids[-1]
+        known = max(0, self._length - 1)
+        self._length = context + len(sampled.ids)
+        self._unsent = sampled.ids[-1]
         self._images += len(images)
-        _, prompt_tokens, cached = self._engine.turn_counts(self._lease.slot)
-        if prompt_tokens != context:
+        try:
+            return turn_output(self._engine, self._lease.slot, sampled, context, known, self.name)
+        except EngineError:
             await self._kill("the engine's context differs from ours")
-            raise EngineError(
-                f"the engine counted a context of {prompt_tokens} tokens, we count {context}",
-                where=f"session {self.name}",
-            )
-        return TurnOutput(ids, logprobs, versions, finish, prompt_tokens, cached)
+            raise
 
     async def close(self) -> None:
         """End the session: KV and slot are free when the engine reads its next message."""
-        if self._freed:
-            return
         idle = self._ended is None and not self._busy
         if self._ended is None:
             self._ended = "it was closed"
-        if self._stream is None:
-            self._freed = True
-        elif not idle:
-            await self._abort()
+        if idle:
+            await self._request.end()
         else:
-            self._inbox.put_nowait(None)
-            try:
-                async with asyncio.timeout(_END_TIMEOUT):
-                    async for _ in self._stream:
-                        pass
-                self._freed = True
-            finally:
-                if not self._freed:
-                    await self._abort()
-
-    # -- one turn
+            await self._request.abort()
 
     async def _admit(
         self, new_ids: Sequence[int], sampling: Sampling, images: Sequence[np.ndarray]
     ) -> tuple[Any, int, Any]:
         """Check a turn before the engine sees it: (prompt, context length, sampling parameters)."""
         where = f"session {self.name}"
-        if self._ended is not None:
-            raise EngineError(f"the session cannot be used: {self._ended}", where=where)
-        if self._busy:
-            raise EngineError("a turn of this session is still running", where=where)
-        self._engine.check_alive()
-        ids = [int(i) for i in new_ids]
-        if not ids and self._length == 0:
-            raise EngineError("the first turn of a session has no prompt", where=where)
-        if sampling.max_tokens < 1:
-            raise EngineError(f"max_tokens is {sampling.max_tokens}", where=where, fix="ask for 1 or more")
-        if ids and not 0 <= min(ids) <= max(ids) < self._engine.vocabulary:
-            raise EngineError(
-                f"token ids run from {min(ids)} to {max(ids)}, the model's from 0 to"
-                f" {self._engine.vocabulary - 1}",
-                where=where,
-            )
-        if self._images + len(images) > self._engine.settings.max_images:
-            raise EngineError(
-                f"the context would hold {self._images + len(images)} images, the engine allows"
-                f" {self._engine.settings.max_images}",
-                where=where,
-                fix="raise engine.max_images",
-            )
+        refuse_unusable(where, self._ended, self._busy)
+        ids = checked_ids(
+            self._engine, where, new_ids, sampling, self._images + len(images), first=self._length == 0
+        )
         again = 0 if self._unsent is None else 1
         if again:
             ids.insert(0, self._unsent)  # type: ignore[arg-type]
@@ -157,62 +108,111 @@ class VLLMSession:
         finally:
             self._busy = False
         context = self._length + chunk - again
-        room = self._limit - context
-        if room < 1:
-            raise PromptTooLong(
-                f"the context would have {context} tokens and one more to sample, the limit is {self._limit}",
-                where=where,
-                fix="reserve more tokens, raise engine.max_model_len, or end the episode",
-            )
-        return prompt, context, self._engine.params(sampling, min(sampling.max_tokens, room))
-
-    async def _turn(
-        self, chunk: tuple[Any, Any, Any]
-    ) -> tuple[tuple[int, ...], tuple[float, ...], tuple[int, ...], FinishReason]:
-        if self._stream is None:
-            self._stream = self._engine.open_stream(self._chunks(), chunk[1], self.request_id, self._priority)
-        self._inbox.put_nowait(chunk)
-        ids: list[int] = []
-        logprobs: list[float] = []
-        async for output in self._stream:
-            completion = output.outputs[0]
-            ids.extend(completion.token_ids)
-            for entry, token in zip(completion.logprobs or (), completion.token_ids, strict=True):
-                logprobs.append(entry[token].logprob)
-            if completion.finish_reason is None:
-                continue
-            if completion.finish_reason not in ("stop", "length") or not ids:
-                raise EngineError(
-                    f"the engine ended a turn with {completion.finish_reason!r}", where=f"session {self.name}"
-                )
-            start = self._sampled
-            self._sampled += len(ids)
-            versions = self._engine.versions_of(completion.weight_versions, start, self._sampled)
-            finish: FinishReason = "stop" if completion.finish_reason == "stop" else "length"
-            return tuple(ids), tuple(logprobs), versions, finish
-        self._engine.check_alive()
-        raise EngineError(
-            "the engine ended the session in the middle of a turn", where=f"session {self.name}"
-        )
-
-    async def _chunks(self) -> AsyncGenerator[Any, None]:
-        from vllm.engine.protocol import StreamingInput
-
-        while (chunk := await self._inbox.get()) is not None:
-            prompt, params, note_sent = chunk
-            yield StreamingInput(prompt=prompt, sampling_params=params)
-            note_sent()  # vLLM asks for the next chunk once this one is on its way
+        return prompt, context, self._engine.params(sampling, room(where, context, self._limit, sampling))
 
     async def _kill(self, why: str) -> None:
         self._ended = why
-        await self._abort()
+        await self._request.abort()
 
-    async def _abort(self) -> None:
-        """Free KV and slot of a session that cannot end in good order."""
-        await self._engine.abort(self.request_id)
-        self._freed = True
-        if self._stream is not None:
-            try:
-                await self._stream.aclose()
-            except Exception:  # noqa: BLE001  # vLLM's generator ends with whatever its abort made of it
-                return
+
+def refuse_unusable(where: str, ended: str | None, busy: bool) -> None:
+    """Raise EngineError when a session has ended or a turn of it is running."""
+    if ended is not None:
+        raise EngineError(f"the session cannot be used: {ended}", where=where)
+    if busy:
+        raise EngineError("a turn of this session is still running", where=where)
+
+
+def checked_ids(
+    engine: VLLMEngine, where: str, new_ids: Sequence[int], sampling: Sampling, images: int, *, first: bool
+) -> list[int]:
+    """The new ids of a turn as a list of our own, once everything about the turn is in order.
+
+    Args:
+        images: how many the context would hold.
+        first: it is the session's first turn.
+
+    Raises:
+        EngineError: the engine is dead, or the turn is not one it could run.
+    """
+    engine.check_alive()
+    ids = [int(i) for i in new_ids]
+    if not ids and first:
+        raise EngineError("the first turn of a session has no prompt", where=where)
+    if sampling.max_tokens < 1:
+        raise EngineError(f"max_tokens is {sampling.max_tokens}", where=where, fix="ask for 1 or more")
+    if ids and not 0 <= min(ids) <= max(ids) < engine.vocabulary:
+        raise EngineError(
+            f"token ids run from {min(ids)} to {max(ids)}, the model's from 0 to {engine.vocabulary - 1}",
+            where=where,
+        )
+    if images > engine.settings.max_images:
+        raise EngineError(
+            f"the context would hold {images} images, the engine allows {engine.settings.max_images}",
+            where=where,
+            fix="raise engine.max_images",
+        )
+    return ids
+
+
+def room(where: str, context: int, limit: int, sampling: Sampling) -> int:
+    """How many tokens a turn may sample after `context` tokens. Raises PromptTooLong when none."""
+    if context >= limit:
+        raise PromptTooLong(
+            f"the context would have {context} tokens and one more to sample, the limit is {limit}",
+            where=where,
+            fix="reserve more tokens, raise engine.max_model_len, or end the episode",
+        )
+    return min(sampling.max_tokens, limit - context)
+
+
+async def run_turn(
+    engine: VLLMEngine, request: ResumableRequest, prompt: Any, params: Any, note_sent: Callable[[], None]
+) -> Sampled:
+    """A turn with its deadline; what vLLM raises becomes an EngineError."""
+    try:
+        async with asyncio.timeout(engine.settings.turn_timeout):
+            return await request.turn(prompt, params, note_sent)
+    except TimeoutError as error:
+        raise EngineError(
+            f"a turn did not end within {engine.settings.turn_timeout:.0f} s",
+            where=f"session {request.name.session}",
+            fix="raise engine.turn_timeout or ask for fewer tokens",
+        ) from error
+    except TideError:
+        raise
+    except Exception as error:
+        raise engine.failure(error) from error
+
+
+def turn_output(
+    engine: VLLMEngine, slot: int, sampled: Sampled, context: int, known: int, name: str
+) -> TurnOutput:
+    """What a turn brought, with what the scheduler counted.
+
+    Args:
+        context: its length when the turn began, as we count.
+        known: tokens of it that had been computed before.
+
+    Raises:
+        EngineError: the scheduler counted another context.
+    """
+    counts = engine.turn_counts(slot)
+    if counts.prompt != context:
+        raise EngineError(
+            f"the engine counted a context of {counts.prompt} tokens, we count {context}",
+            where=f"session {name}",
+        )
+    return TurnOutput(
+        sampled.ids,
+        sampled.logprobs,
+        sampled.versions,
+        sampled.finish,
+        prompt_tokens=counts.prompt,
+        cached_tokens=counts.cached,
+        new_tokens=context - known,
+        reprefilled=counts.again,
+        kv_version=counts.kv_version,
+        prefill_seconds=counts.prefill_seconds,
+        queue_seconds=counts.queue_seconds,
+    )

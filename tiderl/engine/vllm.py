@@ -16,16 +16,20 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiderl.engine import launch
-from tiderl.engine.base import EngineStats, Sampling
+from tiderl.engine.base import Audit, EngineStats, PublishMode, Replay, Sampling
 from tiderl.engine.budget import KVBudget, Lease
 from tiderl.engine.checkpoint import Checkpoint, read_checkpoint
-from tiderl.engine.counters import Cell, Counters
+from tiderl.engine.counters import Cell, Counters, TurnCounts
+from tiderl.engine.figures import audit_of, check_effective, stats_of
+from tiderl.engine.loading import load_weights
 from tiderl.engine.log import EngineLog
 from tiderl.engine.pause import PauseGate, to_its_end
 from tiderl.engine.publish import offered_weights
 from tiderl.engine.requests import render_prompt, sampling_params, token_versions
 from tiderl.engine.session import VLLMSession
 from tiderl.engine.settings import EngineSettings
+from tiderl.engine.stream import ResumableRequest
+from tiderl.engine.task_session import VLLMTaskSession
 from tiderl.errors import EngineError, TideError
 
 if TYPE_CHECKING:
@@ -54,6 +58,10 @@ class VLLMEngine:
         self.start_seconds: dict[str, float] = {}
         """Seconds of `import` (vLLM into this process) and `construct` (all after that)."""
         self.gate = PauseGate(self._pause, self._resume, self.check_alive)
+        self.idle: set[ResumableRequest] = set()
+        """Requests that hold KV between two turns."""
+        self.oldest_kv = 0
+        """No KV in the engine was computed with weights older than this version (see mode `recompute`)."""
         self._llm: Any = None
         self._counters: Counters | None = None
         self._budget: KVBudget | None = None
@@ -92,14 +100,15 @@ class VLLMEngine:
         self._counters = counters = Counters.create(self.settings.max_sessions)
         try:
             began = time.monotonic()
-            await self._build(lambda: launch.import_vllm(checkpoint.architecture))
+            timeout, log = self.settings.start_timeout, self._log
+            await launch.started(lambda: launch.import_vllm(checkpoint.architecture), timeout, log)
             imported = time.monotonic()
-            self._llm = await self._build(
-                lambda: launch.build(self.settings, counters, self._log.path, folder)
+            self._llm = await launch.started(
+                lambda: launch.build(self.settings, counters, log.path, folder), timeout, log
             )
-            await self._call(self._prepare(), self.settings.start_timeout)
+            await self.call(self._prepare(), self.settings.start_timeout)
             self.start_seconds = {"import": imported - began, "construct": time.monotonic() - imported}
-            self._check_effective(counters)
+            check_effective(self.settings, counters)
         except BaseException:
             await asyncio.shield(asyncio.ensure_future(self.close()))
             raise
@@ -116,7 +125,7 @@ class VLLMEngine:
         if self._closed:
             return
         self._closed = True
-        self._fail(EngineError("the engine was closed"))
+        self.fail(EngineError("the engine was closed"))
         llm, self._llm = self._llm, None
         if llm is not None:
             launch.wake_all(llm)
@@ -130,28 +139,6 @@ class VLLMEngine:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._log.close()
 
-    async def _build(self, work: Any) -> Any:
-        """Run a part of the start in a thread made for it; past the deadline kill what it waits for."""
-        waiting = asyncio.ensure_future(asyncio.to_thread(launch.in_fresh_thread(work)))
-        try:
-            return await asyncio.wait_for(asyncio.shield(waiting), self.settings.start_timeout)
-        except (TimeoutError, asyncio.CancelledError) as error:
-            waiting.add_done_callback(launch.end_when_built)
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            raise EngineError(
-                f"the engine was not up after {self.settings.start_timeout:.0f} s; {self._log.cause()}",
-                where="engine start",
-                fix="raise engine.start_timeout",
-            ) from error
-        except TideError:
-            raise
-        except Exception as error:
-            raise EngineError(
-                f"the engine did not start: {launch.first_line(error)}; {self._log.cause()}",
-                where="engine start",
-            ) from error
-
     async def _prepare(self) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
@@ -160,23 +147,6 @@ class VLLMEngine:
         await self._llm.get_supported_tasks()
         if self.settings.weight_route == "auto":
             self._gpu = ",".join(await self._llm.collective_rpc("gpu_uuid"))  # several ranks: none matches
-
-    def _check_effective(self, counters: Counters) -> None:
-        """Compare what the scheduler runs with against what was asked for."""
-        wanted = {
-            Cell.BLOCKS: self.settings.kv_blocks,
-            Cell.BLOCK_SIZE: self.settings.block_size,
-            Cell.MAX_MODEL_LEN: self.settings.max_model_len,
-            Cell.MAX_SEQS: self.settings.max_sessions,
-            Cell.PREFIX_CACHING: 1,
-        }
-        for cell, value in wanted.items():
-            if counters[cell] != value:
-                raise EngineError(
-                    f"the engine runs with {cell.name.lower()} {counters[cell]} where {value} was asked for",
-                    where="effective configuration",
-                    fix="change the setting to what the model allows",
-                )
 
     # -- sessions
 
@@ -196,17 +166,13 @@ class VLLMEngine:
             EngineError: the engine is not running or died.
         """
         self.check_alive()
-        assert self._budget is not None
-        name = session_id or uuid.uuid4().hex[:12]
-        if "~" in name:
-            raise EngineError(f"the session id {name!r} holds a '~'", fix="leave it out")
-        lease = await self._budget.acquire(
+        name = _checked_name(session_id or uuid.uuid4().hex[:12])
+        lease = await self.budget.acquire(
             min(reserve_tokens, self.max_model_len),
             priority=priority,
             timeout=self.settings.admission_timeout,
         )
-        self._epoch += 1
-        session = VLLMSession(self, lease, name, self._epoch, priority)
+        session = VLLMSession(self, lease, name, self.next_epoch(), priority)
         try:
             yield session
         finally:
@@ -218,17 +184,56 @@ class VLLMEngine:
             await session.close()
         except Exception as error:
             # An alive engine frees on abort, which close() has sent; a dead one holds nothing.
-            if self._llm is not None and not self._llm.errored:
+            if not self.dead:
                 raise self.failure(error) from error
         finally:
-            assert self._budget is not None
-            self._budget.release(lease)
+            self.budget.release(lease)
+
+    @contextlib.asynccontextmanager
+    async def task_session(
+        self, *, session_id: str, priority: int = 0, replay: Replay | None = None
+    ) -> AsyncIterator[VLLMTaskSession]:
+        """Open a session that leases its KV turn by turn; see `tiderl.engine.base.Engine.task_session`.
+
+        Raises:
+            EngineError: the engine is not running or died.
+        """
+        self.check_alive()
+        session = VLLMTaskSession(self, _checked_name(session_id), priority, replay)
+        try:
+            yield session
+        finally:
+            await asyncio.shield(asyncio.ensure_future(session.close()))
 
     # -- what a session needs of its engine
 
-    async def render(self, ids: list[int], images: Sequence[np.ndarray]) -> tuple[Any, int]:
-        """See `render_prompt`."""
-        return await render_prompt(self._llm, ids, images, f"v{self.version}")
+    @property
+    def budget(self) -> KVBudget:
+        """What is promised to whom. Raises EngineError before the engine runs."""
+        if self._budget is None:
+            raise EngineError("the engine is not running", fix="await engine.start() first")
+        return self._budget
+
+    @property
+    def dead(self) -> bool:
+        """The engine process has ended, or was never there."""
+        return self._llm is None or bool(self._llm.errored)
+
+    def next_epoch(self) -> int:
+        """A number no other request of this engine has."""
+        self._epoch += 1
+        return self._epoch
+
+    async def render(
+        self, ids: list[int], images: Sequence[np.ndarray], salt: int | None = None
+    ) -> tuple[Any, int]:
+        """See `render_prompt`; `salt` is the version whose KV may be read, None: the present one."""
+        try:
+            return await render_prompt(self._llm, ids, images, f"v{self.version if salt is None else salt}")
+        except TideError:
+            raise
+        except Exception as error:
+            raise self.failure(error) from error
 
     def params(self, sampling: Sampling, max_tokens: int) -> Any:
         """See `sampling_params`."""
@@ -245,17 +250,17 @@ class VLLMEngine:
         """See `token_versions`."""
         return token_versions(spans, start, end, self.version)
 
-    def turn_counts(self, slot: int) -> tuple[int, int, int]:
-        """(turn, context tokens, cached tokens) of a slot's latest turn, as the scheduler counted."""
+    def turn_counts(self, slot: int) -> TurnCounts:
+        """A slot's latest turn, as the scheduler counted."""
         self.check_alive()
         assert self._counters is not None
         return self._counters.turn(slot)
 
     async def abort(self, request_id: str) -> None:
         """Abort a request; quiet when the engine is dead, since it then holds nothing."""
-        if self._llm is not None and not self._llm.errored:
+        if not self.dead:
             with contextlib.suppress(EngineError):
-                await self._call(self._llm.abort(request_id))
+                await self.call(self._llm.abort(request_id))
 
     def check_alive(self) -> None:
         """Raise the EngineError that ended the engine, if one did."""
@@ -269,7 +274,7 @@ class VLLMEngine:
     def failure(self, error: BaseException) -> EngineError:
         """The EngineError for `error`; when the engine is dead it ends all sessions."""
         if self._error is None and self._llm is not None and self._llm.errored:
-            self._fail(
+            self.fail(
                 EngineError(
                     f"the engine process died, {launch.exit_of(self._llm)}; {self._log.cause()}",
                     fix="start a new engine",
@@ -279,13 +284,14 @@ class VLLMEngine:
             return EngineError(self._error.what, where=self._error.where, fix=self._error.fix)
         return EngineError(f"the engine refused a request: {launch.first_line(error.__cause__ or error)}")
 
-    def _fail(self, error: EngineError) -> None:
+    def fail(self, error: EngineError) -> None:
+        """The engine cannot be used any more: everybody who uses it, now or later, gets `error`."""
         if self._error is None:
             self._error = error
         if self._budget is not None:
             self._budget.fail(self._error)
 
-    async def _call(self, work: Coroutine[Any, Any, T], timeout: float = _SMALL_CALL) -> T:
+    async def call(self, work: Coroutine[Any, Any, T], timeout: float = _SMALL_CALL) -> T:
         """A control call with a deadline; its errors become EngineErrors."""
         try:
             async with asyncio.timeout(timeout):
@@ -301,11 +307,11 @@ class VLLMEngine:
 
     async def _pause(self) -> None:
         self.check_alive()
-        await self._call(self._llm.pause_generation(mode="keep", clear_cache=False))
+        await self.call(self._llm.pause_generation(mode="keep", clear_cache=False))
 
     async def _resume(self) -> None:
-        if self._llm is not None and not self._llm.errored:
-            await self._call(self._llm.resume_generation())
+        if not self.dead:
+            await self.call(self._llm.resume_generation())
 
     def hold(self, turns: int | None = None) -> AbstractAsyncContextManager[None]:
         """Gather turns and start them in one engine step, in the order of their session ids.
@@ -317,15 +323,18 @@ class VLLMEngine:
         # Half of it: held turns whose company never comes must still run before their own deadline.
         return self.gate.hold(turns, self.settings.turn_timeout / 2)
 
-    async def publish(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> float:
+    async def publish(
+        self, weights: Iterable[tuple[str, torch.Tensor]], version: int, mode: PublishMode = "keep"
+    ) -> float:
         """Put new weights into the running engine; see `tiderl.engine.base.Engine.publish`.
 
         Tensors that are not sent keep their values exactly. The iterable is consumed in a worker thread
         while sessions go on; they are paused only for the load.
 
         Raises:
-            EngineError: a name, shape or value is wrong, or `version` is not above the current one (nothing
-                has changed then); or the engine died, or failed half-way, and cannot be used any more.
+            EngineError: a name, shape or value is wrong, `version` is not above the current one, or a session
+                is held in mode `recompute` (nothing has changed then); or the engine died, or failed
+                half-way, and cannot be used any more.
         """
         began = time.monotonic()
         async with self._publish_lock:
@@ -342,49 +351,39 @@ class VLLMEngine:
                 gpu=self._gpu,
                 timeout=self.settings.publish_timeout,
             ) as told:
-                await to_its_end(self._load(told, version))
+                assert self._counters is not None
+                await to_its_end(load_weights(self, self._llm, self._counters, told, version, mode))
         return time.monotonic() - began
 
-    async def _load(self, told: dict[str, Any], version: int) -> None:
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+    # -- figures, read from shared memory without a call into the engine
 
-        request = WeightTransferUpdateRequest(update_info=told)
-        timeout = self.settings.publish_timeout
-        async with self.gate.paused():
-            try:
-                await self._call(self._llm.start_weight_update(), timeout)
-                await self._call(self._llm.update_weights(request), timeout)
-                await self._call(self._llm.finish_weight_update(weight_version=str(version)), timeout)
-                if self.settings.max_images:
-                    await self._call(self._llm.reset_encoder_cache())
-            except EngineError as error:
-                # Half-loaded weights: no token of this engine can be trusted any more.
-                self._fail(
-                    EngineError(f"a weight update failed half-way: {error.what}", fix="start a new engine")
-                )
-                raise
-            assert self._counters is not None
-            self._counters[Cell.VERSION] = version
-            self.version = version
+    @property
+    def promised_tokens(self) -> int:
+        """Tokens of KV in all leases, in whole blocks."""
+        return self.budget.promised_tokens
 
-    # -- figures
+    @property
+    def open_slots(self) -> int:
+        """Sessions that could still be given a slot."""
+        return self.budget.open_slots
 
     def stats(self) -> EngineStats:
-        """The scheduler's counters, read from shared memory without a call into the engine."""
-        cells, budget = self._counters, self._budget
-        if cells is None or budget is None:
+        """The scheduler's counters."""
+        return stats_of(self.cells, self.budget, self.version)
+
+    def audit(self) -> Audit:
+        """Our promises beside what the scheduler says it holds."""
+        return audit_of(self.cells, self.budget, len(self.idle))
+
+    @property
+    def cells(self) -> Counters:
+        """The table the scheduler writes. Raises EngineError when the engine does not run."""
+        if self._counters is None:
             raise EngineError("the engine is not running")
-        return EngineStats(
-            version=self.version,
-            capacity_tokens=self.capacity_tokens,
-            free_tokens=cells[Cell.FREE_BLOCKS] // budget.groups * cells[Cell.BLOCK_SIZE],
-            running=cells[Cell.RUNNING],
-            held=cells[Cell.HELD],
-            waiting=cells[Cell.WAITING] + budget.waiting,
-            preemptions=cells[Cell.PREEMPTIONS],
-            prefill_tokens=cells[Cell.PREFILL],
-            decode_tokens=cells[Cell.DECODE],
-            later_prompt_tokens=cells[Cell.LATER_PROMPT],
-            later_cached_tokens=cells[Cell.LATER_CACHED],
-            reprefilled_tokens=cells[Cell.REPREFILLED],
-        )
+        return self._counters
+
+
+def _checked_name(name: str) -> str:
+    if "~" in name:
+        raise EngineError(f"the session id {name!r} holds a '~'", fix="leave it out")
+    return name

@@ -9,6 +9,9 @@ draws a token all the same and then winds the generator back, which a CPU genera
 dies ("CPU Generator does not use offset"). Here a turn gets a generator of its own, and rows whose draw is
 thrown away draw from no request's generator.
 
+It also strips the pixels of images whose KV is there from what it sends the worker, and dies ("Encoder cache
+miss") when the request is preempted and must compute that KV again; `scheduler.py` sends them again then.
+
 Runs in the engine process.
 """
 
@@ -42,6 +45,12 @@ class _SeededTurns:
             state.generator = torch.Generator(device=me.device)
             state.generator.manual_seed(params.seed)
         return state
+
+    def _update_states(self, scheduler_output: Any) -> Any:
+        me: Any = self
+        for req_id, features in getattr(scheduler_output, "tiderl_mm_features", {}).items():
+            me.requests[req_id].mm_features = features
+        return super()._update_states(scheduler_output)  # type: ignore[misc]
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
         me: Any = self

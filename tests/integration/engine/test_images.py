@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from tiderl.engine.base import Sampling
+from tiderl.engine.base import Replay, Sampling, TurnOutput
 from tiderl.engine.settings import EngineSettings
 from tiderl.engine.vllm import VLLMEngine
 from tiderl.errors import EngineError, PromptTooLong
@@ -151,7 +154,7 @@ async def vision(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Visi
 
 
 async def test_images_in_every_turn_before_and_after_an_update(vision: Vision) -> None:
-    from safetensors.torch import load_file
+    from safetensors.torch import load_file, save_file
 
     weights = load_file(vision.folder / "model.safetensors")
     for update in (False, True):
@@ -160,8 +163,6 @@ async def test_images_in_every_turn_before_and_after_an_update(vision: Vision) -
 
             changed = {n: t + 0.02 * torch.randn(t.shape) for n, t in weights.items()}
             await vision.engine.publish(changed.items(), vision.engine.version + 1)
-            from safetensors.torch import save_file
-
             save_file(changed, vision.folder / "model.safetensors", metadata={"format": "pt"})
             vision.model = type(vision.model).from_pretrained(vision.folder, dtype=torch.float32).eval()
         one = [vision.placeholder]
@@ -200,3 +201,112 @@ async def test_an_image_counts_with_all_its_tokens(vision: Vision) -> None:
     async with vision.engine.session(expanded + 1) as session:
         output = await session.generate(chunk, Sampling(9, ignore_eos=True), PICTURES[:1])
         assert len(output.ids) == 1
+
+
+async def test_a_replay_passes_all_images_again(vision: Vision) -> None:
+    """Held, found in the prefix cache, and computed on from scratch: equal tokens, images counted whole."""
+    one = [vision.placeholder]
+    turns = [
+        (tokens(1, 40) + one, PICTURES[:1]),
+        (tokens(2, 10) + one + tokens(3, 5) + one, PICTURES[1:3]),
+        (tokens(4, 10), []),
+        (one + tokens(6, 3), PICTURES[:1]),
+    ]
+    engine = vision.engine
+    played: dict[str, list[TurnOutput]] = {}
+    for how in ("held", "cached", "by hand"):
+        context: list[int] = []
+        images: list[np.ndarray] = []
+        known = 0
+        replay: Replay | None = None
+        played[how] = []
+        async with AsyncExitStack() as stack:
+            session = await stack.enter_async_context(engine.task_session(session_id=how))
+            for number, (chunk, pictures) in enumerate(turns):
+                new = await vision.expand(chunk, pictures) if pictures else chunk
+                context += new
+                images += pictures
+                output = await session.generate(chunk, Sampling(6, seed=number, ignore_eos=True), pictures)
+                assert output.prompt_tokens == len(context)
+                assert output.new_tokens == len(context) - known
+                assert output.cached_tokens + output.reprefilled + output.new_tokens >= len(context)
+                assert vision.gap(context, output, images) <= 1e-4
+                context += output.ids
+                known = len(context) - 1
+                assert session.length == len(context)
+                assert session.promised_tokens == -(-len(context) // 32) * 32
+                played[how].append(output)
+                if how != "held":
+                    await session.release()
+                if how == "by hand":  # the expanded length is not told
+                    replay = dataclasses.replace(session.snapshot(), length=0)
+                    assert len(replay.images) == len(images)
+                    await stack.aclose()
+                    session = await stack.enter_async_context(
+                        engine.task_session(session_id=how, replay=replay)
+                    )
+            with pytest.raises(EngineError, match="5 images"):
+                await session.generate(one, Sampling(6), PICTURES[:1])
+    for outputs in played.values():
+        assert [o.ids for o in outputs] == [o.ids for o in played["held"]]
+    assert all(o.cached_tokens > 0 for o in played["cached"][1:])
+    assert engine.audit().promised_tokens == 0
+
+
+async def test_a_picture_that_is_another_one_is_not_taken_from_the_cache(vision: Vision) -> None:
+    chunk = [*tokens(1, 5), vision.placeholder, *tokens(2, 60)]
+    contexts = []
+    for picture in PICTURES[:2]:
+        async with vision.engine.task_session(session_id="p") as session:
+            output = await session.generate(chunk, Sampling(4, ignore_eos=True), [picture])
+            await session.release()
+            output = await session.generate([1, 2], Sampling(4, ignore_eos=True))
+            context = await vision.expand([*session.snapshot().ids[: -len(output.ids)]], [picture])
+            assert vision.gap(context, output, [picture]) <= 1e-4
+            contexts.append(output.cached_tokens)
+    assert min(contexts) >= 64
+
+
+async def test_recompute_with_images_in_running_turns(vision: Vision) -> None:
+    """The pictures' features are computed again, too, also where vLLM had sent the worker no pixels."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    engine = vision.engine
+    generator = torch.Generator().manual_seed(9)
+    changed = {
+        name: tensor + 0.02 * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in load_file(vision.folder / "model.safetensors").items()
+    }
+    before = engine.stats()
+    async with AsyncExitStack() as stack:
+        chunk = [*tokens(1, 30), vision.placeholder, *tokens(2, 9)]
+        sessions = [
+            await stack.enter_async_context(engine.task_session(session_id=f"r{n}")) for n in range(3)
+        ]
+        for session in sessions[
+            1:
+        ]:  # one goes on held, one from the prefix cache, with the same picture again
+            await session.generate(chunk, Sampling(4, ignore_eos=True), PICTURES[2:3])
+        await sessions[1].release()
+        turns = [
+            asyncio.create_task(s.generate(chunk, Sampling(300, ignore_eos=True), [PICTURES[n]]))
+            for n, s in enumerate(sessions)
+        ]
+        await asyncio.sleep(0.15)
+        await engine.publish(changed.items(), engine.version + 1, mode="recompute")
+        outputs = await asyncio.wait_for(asyncio.gather(*turns), 60)
+        save_file(changed, vision.folder / "model.safetensors", metadata={"format": "pt"})
+        vision.model = type(vision.model).from_pretrained(vision.folder, dtype=torch.float32).eval()
+        for number, (session, output) in enumerate(zip(sessions, outputs, strict=True)):
+            assert set(output.versions) == {engine.version - 1, engine.version}
+            assert output.kv_version == engine.version
+            first = output.versions.index(engine.version)
+            replay = session.snapshot()
+            context = await vision.expand(list(replay.ids[: -len(output.ids)]), list(replay.images))
+            later = dataclasses.replace(output, ids=output.ids[first:], logprobs=output.logprobs[first:])
+            assert vision.gap([*context, *output.ids[:first]], later, list(replay.images)) <= 1e-4
+            again = await session.generate([*tokens(number, 3)], Sampling(4, ignore_eos=True))
+            context = [*context, *output.ids, *tokens(number, 3)]
+            assert vision.gap(context, again, list(replay.images)) <= 1e-4
+    assert engine.stats().preemptions == before.preemptions

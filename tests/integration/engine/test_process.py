@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from tiderl.engine.settings import EngineSettings
 from tiderl.engine.vllm import VLLMEngine
 from tiderl.errors import EngineError
 
-from .conftest import Live, load_reference, play, tokens
+from .conftest import Episode, Live, load_reference, play, tokens
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
@@ -174,6 +175,84 @@ async def _hold_idle(opening: object) -> None:
         while True:
             await asyncio.sleep(0.3)
             await session.generate([1], Sampling(1, ignore_eos=True))
+
+
+async def test_two_engines_side_by_side_and_one_is_killed(tiny: Path) -> None:
+    """Held, running and released sessions of the dead one fail at once; the other goes on; a third starts."""
+    settings = EngineSettings(model=tiny, kv_tokens=2048, max_sessions=8, max_model_len=512)
+    reference = load_reference(tiny)
+    survivor, victim = VLLMEngine(settings), VLLMEngine(settings)
+    await survivor.start()
+    await victim.start()
+    try:
+        beside = [asyncio.create_task(play(survivor, [tokens(k, 60)] * 3, max_tokens=100)) for k in range(4)]
+        async with AsyncExitStack() as stack:
+            held, running, released, never = [
+                await stack.enter_async_context(victim.task_session(session_id=name)) for name in "abcd"
+            ]
+            for session in (held, running, released):
+                await session.generate(tokens(1, 30), Sampling(4, ignore_eos=True))
+            await released.release()
+            kept = running.snapshot()
+            turn = asyncio.create_task(running.generate(tokens(2, 9), Sampling(400, ignore_eos=True)))
+            await asyncio.sleep(0.1)
+            os.kill(victim.cells[Cell.PID], signal.SIGKILL)
+            began = time.monotonic()
+            with pytest.raises(EngineError, match="SIGKILL"):
+                await asyncio.wait_for(turn, 5)
+            for session in (held, released, never):
+                with pytest.raises(EngineError, match="SIGKILL"):
+                    await asyncio.wait_for(session.generate(tokens(2, 9), Sampling(4)), 5)
+            assert time.monotonic() - began < 3
+            await held.release()
+            await running.release()
+            assert victim.promised_tokens == 0
+            assert running.snapshot() == kept  # enough to go on with elsewhere
+            with pytest.raises(EngineError, match="SIGKILL"):
+                async with victim.task_session(session_id="e"):
+                    pass
+            with pytest.raises(EngineError, match="SIGKILL"):
+                await victim.publish(reference.named_parameters(), 1, mode="recompute")
+        assert time.monotonic() - began < 4
+        victim.audit()
+        third = VLLMEngine(settings)
+        await third.start()
+        try:
+            for engine in (survivor, third):
+                async with engine.task_session(session_id="b", replay=kept) as moved:
+                    output = await moved.generate(tokens(2, 9), Sampling(20, ignore_eos=True))
+                    assert output.reprefilled == 33
+                    episode = Episode([*moved.snapshot().ids], [(43, output)])
+                    assert Live(engine, reference, tiny).gap(episode) <= 1e-4
+        finally:
+            await third.close()
+        episodes = await asyncio.wait_for(asyncio.gather(*beside), 60)
+        assert max(Live(survivor, reference, tiny).gap(e) for e in episodes) <= 1e-4
+    finally:
+        await survivor.close()
+        await victim.close()
+    assert victim.promised_tokens == survivor.promised_tokens == 0
+
+
+async def test_an_engine_killed_between_two_turns_is_noticed(tiny: Path) -> None:
+    """Nobody waits for it; the next turn, release or close must not hang."""
+    for what in ("generate", "release", "close"):
+        engine = VLLMEngine(EngineSettings(model=tiny, kv_tokens=1024, max_sessions=4, max_model_len=512))
+        await engine.start()
+        try:
+            async with engine.task_session(session_id="x") as session:
+                await session.generate(tokens(1, 30), Sampling(4, ignore_eos=True))
+                began = time.monotonic()
+                os.kill(engine.cells[Cell.PID], signal.SIGKILL)
+                if what == "generate":
+                    with pytest.raises(EngineError, match="SIGKILL"):
+                        await session.generate([1], Sampling(4))
+                elif what == "release":
+                    await session.release()
+            assert time.monotonic() - began < 3
+            assert engine.promised_tokens == 0
+        finally:
+            await engine.close()
 
 
 async def test_closing_an_engine_ends_its_open_sessions(tiny: Path) -> None:

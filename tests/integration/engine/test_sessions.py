@@ -263,6 +263,7 @@ async def test_a_resubmitted_session_counts_what_is_computed_twice(live: Live) -
 async def test_the_effective_configuration_is_what_was_asked_for(live: Live) -> None:
     """C-20: a setting that was overwritten on the way is an error at start, not a surprise later."""
     from tiderl.engine.counters import Cell
+    from tiderl.engine.figures import check_effective
 
     counters = live.engine._counters
     assert counters is not None
@@ -272,7 +273,7 @@ async def test_the_effective_configuration_is_what_was_asked_for(live: Live) -> 
     counters[Cell.PREFIX_CACHING] = 0
     try:
         with pytest.raises(EngineError, match="prefix_caching 0"):
-            live.engine._check_effective(counters)
+            check_effective(live.engine.settings, counters)
     finally:
         counters[Cell.PREFIX_CACHING] = old
 

@@ -9,11 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tiderl.engine.checkpoint import read_checkpoint
-from tiderl.engine.counters import Cell, Counters
+from tiderl.engine.counters import Cell, Counters, SlotCell, TurnCounts
 from tiderl.engine.log import EngineLog
 from tiderl.engine.models import resolve_model
+from tiderl.engine.naming import RequestName
 from tiderl.engine.requests import token_versions
 from tiderl.engine.settings import EngineSettings
 from tiderl.errors import ConfigError, EngineError, ModelError
@@ -74,14 +77,41 @@ def test_counters_are_seen_through_the_path_and_leave_nothing() -> None:
     ours = Counters.create(3)
     theirs = Counters.open(ours.path, 3)
     theirs[Cell.DECODE] += 5
-    theirs.set_turn(2, turn=4, prompt=100, cached=90)
+    theirs.note(2, SlotCell.TURN, 4, 100, 90, 0, 7)
+    theirs.note(2, SlotCell.SALT, 6)
+    theirs.note(2, SlotCell.ARRIVED, 1_000_000, 1_250_000)
+    theirs.add(2, SlotCell.AGAIN, 3)
+    theirs.add(2, SlotCell.AGAIN, 2)
     assert ours[Cell.DECODE] == 5
-    assert ours.turn(2) == (4, 100, 90)
-    assert ours.turn(0) == (0, 0, 0)
+    assert ours.turn(2) == TurnCounts(4, 100, 90, 5, 7, 6, queue_seconds=0.25, prefill_seconds=0.0)
+    theirs.note(2, SlotCell.PREFILLED, 3_250_000)
+    assert ours.turn(2).prefill_seconds == 2.0
+    assert ours.turn(1) == ours.turn(0) == TurnCounts(0, 0, 0, 0, 0, 0, 0.0, 0.0)
     path = ours.path
     ours.close()
     theirs.close()
     assert not os.path.exists(path)
+
+
+@given(
+    slot=st.integers(0, 99999),
+    session=st.text(st.characters(blacklist_characters="~", blacklist_categories=("Cs",))),
+    epoch=st.integers(0, 10**9),
+    told=st.one_of(
+        st.just((0, 0, False)), st.tuples(st.integers(1, 10**6), st.integers(0, 10**9), st.booleans())
+    ),
+    suffix=st.one_of(st.just(""), st.from_regex(r"-[0-9a-f]{8}", fullmatch=True)),
+)
+def test_a_request_name_survives_vllm(
+    slot: int, session: str, epoch: int, told: tuple[int, int, bool], suffix: str
+) -> None:
+    name = RequestName(slot, session, epoch, *told)
+    assert RequestName.parse(str(name) + suffix) == name
+
+
+def test_other_request_ids_are_not_ours() -> None:
+    for text in ("", "abc", "0001~a", "a~b~1", "0001~a~1~2", "0001~a~1~2~3~x", "0001~a~b~1~2~3~k", "-1~a~1"):
+        assert RequestName.parse(text) is None
 
 
 def test_version_stamps() -> None:
