@@ -13,6 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+HISTOGRAM = "_histogram"
+"""How the name of a metric ends that is a dict of value -> count."""
+
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """All whole lines of a metrics file; a torn last line is left out."""
@@ -54,14 +59,33 @@ class MetricsLog:
     def write(self, update: int, values: Mapping[str, Any]) -> None:
         """One line for `update`. Numbers that are not finite become null."""
         row = {"update": update} | {k: _plain(v) for k, v in values.items()}
-        self.rows.append(row)
+        self.rows.append(dict(row))
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
         if self._board is not None:
-            for key, value in row.items():
-                if isinstance(value, (int, float)) and not isinstance(value, bool) and key != "update":
-                    self._board.add_scalar(key, value, update)
+            del row["update"]
+            self._show(row, update)
+
+    def _show(self, values: Mapping[str, Any], update: int, above: str = "") -> None:
+        """Numbers as curves, those of a dict as `key/sub`; a `..._histogram` (value -> count) as one."""
+        assert self._board is not None
+        for key, value in values.items():
+            if isinstance(value, Mapping):
+                if key.endswith(HISTOGRAM):
+                    self._show_histogram(above + key.removesuffix(HISTOGRAM), value, update)
+                else:
+                    self._show(value, update, f"{above}{key}/")
+            elif isinstance(value, bool):
+                self._board.add_scalar(above + key, int(value), update)
+            elif isinstance(value, (int, float)):
+                self._board.add_scalar(above + key, value, update)
+
+    def _show_histogram(self, key: str, counts: Mapping[str, Any], update: int) -> None:
+        assert self._board is not None
+        values = [float(value) for value, count in counts.items() for _ in range(int(count))]
+        if values:
+            self._board.add_histogram(f"{key}/histogram", np.array(values), update)
 
     def close(self) -> None:
         """Flush and close both."""
