@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("tiderl.cli.train:train", "Train a model on an environment."),
     "eval": ("tiderl.cli.eval:evaluate", "Run a policy on an environment and report its success."),
     "env": ("tiderl.cli.env:app", "List, show, write, check and play environments."),
+    "rollout": ("tiderl.cli.rollout:app", "Tell what the rollouts of a run did, and why."),
     "bench": ("tiderl.cli.bench:app", "Measure TideRL against other systems."),
     "plot": ("tiderl.cli.plot:plot", "Draw the learning curves of runs."),
     "doctor": ("tiderl.cli.doctor:doctor", "Say what this machine has and what is missing."),

@@ -60,8 +60,23 @@ class RolloutConfig(Section):
     top_p: float = Field(1.0, gt=0, le=1)
     max_turn_tokens: int = Field(64, ge=1, description="longest reply of one turn")
     max_episode_tokens: int = Field(512, ge=16, description="longest episode, prompt included")
+    policy: str = Field(
+        "ctb",
+        description="who runs when and whose KV is kept: ctb, sync, async, ... (docs/scheduling.md); "
+        "sync where deterministic",
+    )
+    policy_options: dict[str, Any] = Field(default_factory=dict, description="options of that policy")
+    update_mode: Literal["keep", "recompute", "wait"] = Field(
+        "keep", description="what becomes of KV in flight when weights change"
+    )
+    concurrency: int | None = Field(None, ge=1, description="most episodes in flight; null: no limit")
     max_staleness: int = Field(
-        0, ge=0, description="versions a trajectory may be behind; 0 is strictly on-policy"
+        1,
+        ge=0,
+        description="versions a trajectory may be behind; 0 is strictly on-policy; 0 where deterministic",
+    )
+    stale: Literal["drop", "mask", "wait"] = Field(
+        "mask", description="what to do with what grew older than that all the same"
     )
     deterministic: bool = Field(
         False, description="submit turns in lockstep, so that the same seed gives the same bits"
@@ -71,15 +86,24 @@ class RolloutConfig(Section):
         16, ge=1, description="consecutive infrastructure failures after which the run stops"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _lockstep_defaults(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("deterministic") is True:
+            return {"policy": "sync", "max_staleness": 0} | data
+        return data
+
 
 class EngineConfig(Section):
-    """The inference engine (vLLM)."""
+    """The inference engines (vLLM)."""
 
+    ranks: int = Field(1, ge=1, le=64, description="engines; each has its own KV cache and threads")
     kv_tokens: int = Field(32768, ge=64, description="size of the KV cache in tokens")
     block_size: int = Field(32, ge=1)
     max_sessions: int = Field(64, ge=1, description="sessions that hold KV at one time")
     max_batched_tokens: int = Field(2048, ge=64, description="tokens of one engine step")
-    threads: int | None = Field(None, ge=1, description="CPU threads; null: all cores")
+    threads: int | None = Field(None, ge=1, description="CPU threads of a rank; null: all cores shared out")
+    respawn: int = Field(3, ge=0, description="how many dead engines are replaced before the run gives up")
     turn_timeout: float = Field(300.0, gt=0, description="seconds one turn may take")
 
 
@@ -179,6 +203,12 @@ class RunConfig(Section):
             raise ValueError(
                 f"engine.kv_tokens is {self.engine.kv_tokens}, less than one episode of "
                 f"rollout.max_episode_tokens {self.rollout.max_episode_tokens}"
+            )
+        if self.rollout.deterministic and (self.rollout.policy != "sync" or self.rollout.max_staleness):
+            raise ValueError(
+                f"rollout.deterministic needs rollout.policy=sync and rollout.max_staleness=0, here "
+                f"{self.rollout.policy} and {self.rollout.max_staleness}: updates that overlap with rollouts "
+                "depend on timing"
             )
         if self.rollout.group_size < 2:
             raise ValueError("rollout.group_size is 1, but group advantages need at least 2 episodes a task")

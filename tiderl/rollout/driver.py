@@ -1,8 +1,8 @@
-"""Keeps episodes in flight and hands over whole groups.
+"""Keeps episodes in flight and hands over whole groups, without a barrier between updates.
 
-Invariants: a group is handed over once, with every member it started, valid or not; groups are started
-in the order of the task stream, and never so far ahead that the staleness bound could be broken;
-`close()` ends every episode in flight and frees what it held.
+Invariants: a group is handed over once, with every member it started, valid or not; groups are queued in
+the order of the task stream, and never more of them than the staleness bound can carry; a group that
+stays in flight holds up nobody else's; `close()` ends every episode in flight and frees what it held.
 """
 
 from __future__ import annotations
@@ -10,23 +10,20 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tiderl.env.ends import EndReason
-from tiderl.errors import InfrastructureError
-from tiderl.rollout.admission import Admission
+from tiderl.errors import EngineError, InfrastructureError
 from tiderl.rollout.episode import EpisodeLimits, EpisodeSpec, new_trajectory, run_episode
-from tiderl.rollout.gate import FreeGate, TurnGate
 from tiderl.rollout.tasks import TaskStream, derive_seed
-from tiderl.scheduling.admission import WaitingEpisode
 from tiderl.trajectory.group import Group
 
 if TYPE_CHECKING:
     from tiderl.agent.chat import ChatAgent
-    from tiderl.engine.base import Engine
     from tiderl.hub.base import Hub
+    from tiderl.rollout.conductor import Conductor
     from tiderl.trajectory.trajectory import Trajectory
 
 log = logging.getLogger(__name__)
@@ -42,6 +39,8 @@ class RolloutSettings:
     group_size: int
     groups_per_update: int
     max_staleness: int = 0
+    min_valid: int = 2
+    """A group with fewer valid members is issued again, `retries` times."""
     retries: int = 1
     max_failures: int = 16
     env_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -54,18 +53,15 @@ class Rollout:
         self,
         settings: RolloutSettings,
         *,
-        engine: Engine,
+        conductor: Conductor,
         hub: Hub,
         agent: ChatAgent,
         tasks: TaskStream,
         limits: EpisodeLimits,
-        admission: Admission,
-        gate: TurnGate | None = None,
         on_episode: Callable[[Trajectory], None] | None = None,
     ) -> None:
-        self.settings, self.engine, self.hub, self.agent = settings, engine, hub, agent
-        self.tasks, self.limits, self.admission = tasks, limits, admission
-        self.gate = gate or FreeGate()
+        self.settings, self.conductor, self.hub, self.agent = settings, conductor, hub, agent
+        self.tasks, self.limits = tasks, limits
         self.on_episode = on_episode
         self.failures_in_a_row = 0
         self._done: set[int] = set()
@@ -103,9 +99,15 @@ class Rollout:
         self._next = state["floor"]
 
     def advance(self, updates: int) -> None:
-        """`updates` are done: let groups start up to the staleness bound, and start them."""
+        """`updates` are done: queue groups up to the staleness bound.
+
+        At most `(updates + 1 + max_staleness) * groups_per_update` groups are ever started, so what the
+        trainer takes is on average no older than that (AReaL's pace); a policy with a step barrier admits
+        those of the next update only.
+        """
         per_update = self.settings.groups_per_update
         self._allowed = (updates + 1 + self.settings.max_staleness) * per_update
+        self.conductor.barrier = self._ordinal_after((updates + 1) * per_update)
         while self._started() < self._allowed:
             while self._next in self._done:
                 self._next += 1
@@ -114,14 +116,30 @@ class Rollout:
             self._running[ordinal] = task
             task.add_done_callback(functools.partial(self._finished, ordinal))
 
+    def _ordinal_after(self, groups: int) -> int:
+        """The ordinal up to which the stream holds `groups` groups that were or may be trained."""
+        left = groups - len(self._done)
+        if left <= 0:
+            return 0
+        pending = sorted([*self._ready, *self._running])
+        if left <= len(pending):
+            return pending[left - 1] + 1
+        ordinal, left = self._next, left - len(pending)
+        while True:
+            left -= ordinal not in self._done
+            if left == 0:
+                return ordinal + 1
+            ordinal += 1
+
     def _started(self) -> int:
         return len(self._done) + len(self._ready) + len(self._running)
 
     async def take(self, count: int) -> list[Group]:
-        """The next `count` finished groups, lowest ordinals first; they count as trained from now on.
+        """The next `count` finished groups, first finished first; they count as trained from now on.
 
-        With `max_staleness` 0 these are exactly the groups of this version. Raises whatever made a
-        group impossible (a dead engine, a broken environment, too many infrastructure failures).
+        With `max_staleness` 0 and `count` groups an update these are exactly the groups of this version.
+        Raises whatever made a group impossible (no engine left, a broken environment, too many
+        infrastructure failures).
         """
         while len(self._ready) < count:
             if self._error is not None:
@@ -132,9 +150,21 @@ class Rollout:
             await self._changed.wait()
         if self._error is not None:
             raise self._error
-        taken = [self._ready.pop(o) for o in sorted(self._ready)[:count]]
+        taken = [self._ready.pop(o) for o in list(self._ready)[:count]]
         self._done.update(g.ordinal for g in taken)
-        return taken
+        return sorted(taken, key=lambda g: g.ordinal)
+
+    def give_back(self, groups: Sequence[Group]) -> None:
+        """Groups that were taken but not trained: a checkpoint made now issues them again."""
+        self._done.difference_update(g.ordinal for g in groups)
+
+    @property
+    def oldest_versions(self) -> list[int]:
+        """The oldest version in each task in flight and each finished group; -1: none sampled."""
+        return [
+            *(task.version for task in self.conductor.table.tasks()),
+            *(group.oldest_version for group in self._ready.values()),
+        ]
 
     async def close(self) -> None:
         """Cancel what is in flight and wait until it has let go of KV and environments."""
@@ -156,15 +186,34 @@ class Rollout:
         self._changed.set()
 
     async def _run_group(self, ordinal: int) -> Group:
+        for issue in range(self.settings.retries + 1):
+            group = await self._issue(ordinal, issue)
+            if len(group.valid_members) >= self.settings.min_valid:
+                break
+            log.warning(
+                "group %d has %d valid members, %d are needed",
+                ordinal,
+                len(group.valid_members),
+                self.settings.min_valid,
+            )
+        return group
+
+    async def _issue(self, ordinal: int, issue: int) -> Group:
         item = self.tasks.item(ordinal)
+        again = f"i{issue}" if issue else ""
+        seeds = (
+            (self.settings.seed, "sampling", ordinal)
+            if not issue
+            else (self.settings.seed, "issue", issue, ordinal)
+        )
         specs = [
             EpisodeSpec(
-                episode_id=f"g{ordinal:06d}m{member:02d}",
+                episode_id=f"g{ordinal:06d}m{member:02d}{again}",
                 env_id=self.settings.env_id,
                 task=item.task,
                 split=self.settings.split,
                 seed=item.seed,
-                sampling_seed=derive_seed(self.settings.seed, "sampling", ordinal, member),
+                sampling_seed=derive_seed(*seeds, member),
                 ordinal=ordinal,
                 member=member,
             )
@@ -187,17 +236,20 @@ class Rollout:
         return trajectory
 
     async def _run_once(self, spec: EpisodeSpec) -> Trajectory:
-        waiting = WaitingEpisode(spec.episode_id, spec.order, self.limits.max_episode_tokens)
+        kind = self.settings.env_id
         try:
-            async with (
-                self.admission.place(waiting),
-                self.hub.session(self.settings.env_id, **self.settings.env_kwargs) as env,
-            ):
-                return await run_episode(spec, env, self.engine, self.agent, self.limits, gate=self.gate)
+            async with self.conductor.task(spec.episode_id, spec.order, kind) as task:
+                async with self.hub.session(self.settings.env_id, **self.settings.env_kwargs) as env:
+                    trajectory = await run_episode(
+                        spec, env, task, self.agent, self.limits, acting=task.acting
+                    )
+                task.finish(trajectory.end, tokens=trajectory.sampled_tokens)
+        except EngineError:
+            raise
         except InfrastructureError as error:
-            failed = new_trajectory(spec)
-            failed.end, failed.note = EndReason.INFRASTRUCTURE, str(error)
-            return failed
+            trajectory = new_trajectory(spec)
+            trajectory.end, trajectory.note = EndReason.INFRASTRUCTURE, str(error)
+        return trajectory
 
     def _watch_failures(self, trajectory: Trajectory) -> None:
         if trajectory.end is not EndReason.INFRASTRUCTURE:

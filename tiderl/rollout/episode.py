@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tiderl.engine.base import Engine, KVSession, Sampling
+from tiderl.engine.base import KVSession, Sampling, TurnOutput
 from tiderl.env.ends import EndReason
 from tiderl.errors import EngineError, EnvironmentFault, InfrastructureError, PromptTooLong
 from tiderl.rollout.gate import FreeGate, TurnGate
@@ -56,6 +58,46 @@ class EpisodeLimits:
     top_p: float = 1.0
     seconds: float | None = None
     """None: the environment's own `episode_timeout`."""
+    ignore_eos: bool = False
+    """Every turn has exactly `max_turn_tokens` (benchmarks)."""
+
+
+class SessionSource(Protocol):
+    """Where an episode's KV sessions come from: an engine, or a task of the conductor."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest context in tokens."""
+        ...
+
+    def session(
+        self, reserve_tokens: int, *, session_id: str | None = None, priority: int = 0
+    ) -> AbstractAsyncContextManager[KVSession]:
+        """See `tiderl.engine.base.Engine.session`."""
+        ...
+
+
+class Deadline:
+    """The seconds an episode may take; they stand still while it waits for us and not for its environment."""
+
+    def __init__(self, timeout: asyncio.Timeout) -> None:
+        self._timeout = timeout
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Time inside does not count."""
+        when = self._timeout.when()
+        if when is None:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        left = when - loop.time()
+        self._timeout.reschedule(None)
+        try:
+            yield
+        finally:
+            if not self._timeout.expired():
+                self._timeout.reschedule(loop.time() + left)
 
 
 def new_trajectory(spec: EpisodeSpec) -> Trajectory:
@@ -75,13 +117,17 @@ def new_trajectory(spec: EpisodeSpec) -> Trajectory:
 async def run_episode(
     spec: EpisodeSpec,
     env: EnvSession,
-    engine: Engine,
+    engine: SessionSource,
     agent: ChatAgent,
     limits: EpisodeLimits,
     *,
     gate: TurnGate | None = None,
+    acting: Callable[[str], None] | None = None,
 ) -> Trajectory:
     """Run `spec` in `env` with the policy in `engine`.
+
+    Args:
+        acting: told which tool a reply calls, just before the environment gets it.
 
     Raises:
         EngineError: the engine is dead; the caller must not go on.
@@ -92,8 +138,11 @@ async def run_episode(
     chat = agent.episode()
     started = time.monotonic()
     try:
-        async with asyncio.timeout(seconds):
-            await _drive(trajectory, spec, env, engine, chat, limits, gate or FreeGate())
+        async with asyncio.timeout(seconds) as timeout:
+            turns = _Turns(
+                trajectory, spec, env, chat, limits, gate or FreeGate(), Deadline(timeout), acting or _nobody
+            )
+            await turns.drive(engine)
     except TimeoutError:
         await _cut(trajectory, env, EndReason.TIME)
     except PromptTooLong as error:
@@ -124,71 +173,86 @@ async def _cut(trajectory: Trajectory, env: EnvSession, reason: EndReason) -> No
         trajectory.rewards[-1] += credit
 
 
-async def _drive(
-    trajectory: Trajectory,
-    spec: EpisodeSpec,
-    env: EnvSession,
-    engine: Engine,
-    chat: ChatEpisode,
-    limits: EpisodeLimits,
-    gate: TurnGate,
-) -> None:
-    cap = min(limits.max_episode_tokens, env.spec.max_total_tokens or limits.max_episode_tokens)
-    async with gate.inside(spec.order):
-        clock = time.monotonic()
-        messages, _ = await env.reset(seed=spec.seed, task=spec.task, split=spec.split)
-        new = chat.start(messages, env.spec.tools)
-        trajectory.seconds["environment"] = time.monotonic() - clock
-        broke = True
-        while broke:  # one engine session for each record; a second one only after a fork
-            record = TokenRecord()
-            trajectory.records.append(record)
-            session_id = f"{spec.episode_id}.{len(trajectory.records)}"
-            async with engine.session(cap, session_id=session_id) as kv:
-                broke, new = await _turns(trajectory, record, spec, env, kv, chat, limits, gate, new)
+def _nobody(tool: str) -> None:
+    """Nobody wants to know."""
 
 
-async def _turns(
-    trajectory: Trajectory,
-    record: TokenRecord,
-    spec: EpisodeSpec,
-    env: EnvSession,
-    kv: KVSession,
-    chat: ChatEpisode,
-    limits: EpisodeLimits,
-    gate: TurnGate,
-    new: list[int],
-) -> tuple[bool, list[int]]:
-    """Turns on one record, until the episode ends (False) or the record forks (True, the new prompt)."""
-    while True:
+def _tool_of(action: Any) -> str:
+    """The first tool an action calls; "" for plain text."""
+    calls = action.get("tool_calls") if isinstance(action, dict) else None
+    return str(calls[0].get("function", {}).get("name", "")) if calls else ""
+
+
+@dataclass
+class _Turns:
+    """An episode under way."""
+
+    trajectory: Trajectory
+    spec: EpisodeSpec
+    env: EnvSession
+    chat: ChatEpisode
+    limits: EpisodeLimits
+    gate: TurnGate
+    deadline: Deadline
+    acting: Callable[[str], None]
+
+    async def drive(self, engine: SessionSource) -> None:
+        """From reset to the end."""
+        spec, trajectory, limits = self.spec, self.trajectory, self.limits
+        cap = min(limits.max_episode_tokens, self.env.spec.max_total_tokens or limits.max_episode_tokens)
+        async with self.gate.inside(spec.order):
+            clock = time.monotonic()
+            messages, _ = await self.env.reset(seed=spec.seed, task=spec.task, split=spec.split)
+            new = self.chat.start(messages, self.env.spec.tools)
+            trajectory.seconds["environment"] = time.monotonic() - clock
+            broke = True
+            while broke:  # one engine session for each record; a second one only after a fork
+                record = TokenRecord()
+                trajectory.records.append(record)
+                session_id = f"{spec.episode_id}.{len(trajectory.records)}"
+                async with engine.session(cap, session_id=session_id) as kv:
+                    broke, new = await self._on_record(record, kv, new)
+
+    async def _on_record(self, record: TokenRecord, kv: KVSession, new: list[int]) -> tuple[bool, list[int]]:
+        """Turns on one record, until the episode ends (False) or the record forks (True, the new prompt)."""
+        trajectory, chat = self.trajectory, self.chat
+        while True:
+            out = await self._reply(kv, new)
+            record.append_context(new, chat.new_image_hashes)
+            record.append_sampled(out.ids, out.logprobs, out.versions)
+            trajectory.turns += 1
+            action = chat.act(out.ids, out.finish)
+            self.acting(_tool_of(action))
+            clock = time.monotonic()
+            messages, reward, terminated, truncated, info = await self.env.step(action)
+            trajectory.seconds["environment"] += time.monotonic() - clock
+            trajectory.rewards.append(float(reward))
+            trajectory.invalid_actions += "invalid_action" in info
+            if terminated or truncated:
+                chat.finish(messages)
+                trajectory.end = EndReason(info["end"])
+                trajectory.success = bool(info.get("success", trajectory.end is EndReason.SUCCESS))
+                return False, []
+            delta = chat.observe(messages)
+            if delta.broke:
+                return True, list(delta.ids)
+            new = list(delta.ids)
+
+    async def _reply(self, kv: KVSession, new: list[int]) -> TurnOutput:
+        spec, limits, seconds = self.spec, self.limits, self.trajectory.seconds
         sampling = Sampling(
             max_tokens=limits.max_turn_tokens,
             temperature=limits.temperature,
             top_p=limits.top_p,
-            stop_token_ids=chat.agent.stop_token_ids,
-            seed=derive_seed(spec.sampling_seed, trajectory.turns),
+            stop_token_ids=self.chat.agent.stop_token_ids,
+            seed=derive_seed(spec.sampling_seed, self.trajectory.turns),
+            ignore_eos=limits.ignore_eos,
         )
-        clock = time.monotonic()
-        await gate.turn(spec.order)
-        trajectory.seconds["gate"] = trajectory.seconds.get("gate", 0.0) + time.monotonic() - clock
-        clock = time.monotonic()
-        out = await kv.generate(new, sampling, chat.new_images)
-        trajectory.seconds["engine"] = trajectory.seconds.get("engine", 0.0) + time.monotonic() - clock
-        record.append_context(new, chat.new_image_hashes)
-        record.append_sampled(out.ids, out.logprobs, out.versions)
-        trajectory.turns += 1
-        action = chat.act(out.ids, out.finish)
-        clock = time.monotonic()
-        messages, reward, terminated, truncated, info = await env.step(action)
-        trajectory.seconds["environment"] += time.monotonic() - clock
-        trajectory.rewards.append(float(reward))
-        trajectory.invalid_actions += "invalid_action" in info
-        if terminated or truncated:
-            chat.finish(messages)
-            trajectory.end = EndReason(info["end"])
-            trajectory.success = bool(info.get("success", trajectory.end is EndReason.SUCCESS))
-            return False, []
-        delta = chat.observe(messages)
-        if delta.broke:
-            return True, list(delta.ids)
-        new = list(delta.ids)
+        with self.deadline.stopped():
+            clock = time.monotonic()
+            await self.gate.turn(spec.order)
+            seconds["gate"] = seconds.get("gate", 0.0) + time.monotonic() - clock
+            clock = time.monotonic()
+            out = await kv.generate(new, sampling, self.chat.new_images)
+            seconds["engine"] = seconds.get("engine", 0.0) + time.monotonic() - clock
+        return out

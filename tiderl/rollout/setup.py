@@ -51,7 +51,7 @@ def engine_settings(
         block_size=engine.block_size,
         max_sessions=engine.max_sessions,
         max_batched_tokens=engine.max_batched_tokens,
-        threads=engine.threads or cores(),
+        threads=engine.threads or max(1, cores() // engine.ranks),
         seed=config.seed if seed is None else seed,
         turn_timeout=engine.turn_timeout,
         log_file=log_file,

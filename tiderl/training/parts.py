@@ -5,8 +5,9 @@ Invariant: everything that can be wrong about the user's input is found before t
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,10 @@ from tiderl.evaluation.engine_policy import EnginePolicy
 from tiderl.evaluation.plan import EvaluationPlan
 from tiderl.evaluation.runner import evaluate
 from tiderl.hub.local import LocalHub
-from tiderl.rollout.admission import Admission
+from tiderl.rollout.conductor import Conductor
 from tiderl.rollout.driver import Rollout, RolloutSettings
-from tiderl.rollout.gate import FreeGate, LockstepGate, TurnGate
+from tiderl.rollout.engines import Engines
+from tiderl.rollout.gate import FreeGate, LockstepGate
 from tiderl.rollout.setup import (
     build_agent,
     cores,
@@ -30,13 +32,15 @@ from tiderl.rollout.setup import (
     training_limits,
 )
 from tiderl.rollout.tasks import TaskStream
-from tiderl.scheduling.admission import FixedBudget
+from tiderl.scheduling import make_policy
+from tiderl.scheduling.decisions import Policy
+from tiderl.telemetry.decisions import DecisionLog
+from tiderl.telemetry.rollout_meter import RolloutMeter
 from tiderl.training.settings import LoraSettings, LossSettings, ModelSettings, OptimSettings
 from tiderl.trajectory.store import EpisodeStore
 
 if TYPE_CHECKING:
     from tiderl.agent.chat import ChatAgent
-    from tiderl.engine.vllm import VLLMEngine
     from tiderl.evaluation.result import EvaluationResult
     from tiderl.training.replica import Replica
     from tiderl.training.run import TrainingRun
@@ -47,16 +51,21 @@ class Parts:
     """What a run works with."""
 
     config: RunConfig
-    engine: VLLMEngine
+    engines: Engines
     hub: LocalHub
     replica: Replica
+    conductor: Conductor
     rollout: Rollout
-    policy: EnginePolicy
+    meter: RolloutMeter
+    agent: ChatAgent
 
     async def evaluate(self) -> EvaluationResult:
-        """The run's own evaluation: the same tasks, seeds and sampling each time."""
-        plan = evaluation_plan(self.config)
-        return await evaluate(plan, hub=self.hub, policy=self.policy)
+        """The run's own evaluation: the same tasks, seeds and sampling each time. Rollouts stand still."""
+        async with self.conductor.quiet():
+            engine = self.engines.first()
+            gate = LockstepGate(engine.hold) if self.config.rollout.deterministic else FreeGate()
+            policy = EnginePolicy(engine, self.agent, evaluation_limits(self.config), gate=gate)
+            return await evaluate(evaluation_plan(self.config), hub=self.hub, policy=policy)
 
 
 def evaluation_plan(config: RunConfig) -> EvaluationPlan:
@@ -91,46 +100,53 @@ async def open_parts(run: TrainingRun, resume: int | None) -> AsyncIterator[Part
     say("trying the environment")
     ids = await _try_environment(config, agent)
 
-    from tiderl.engine.vllm import VLLMEngine
-
+    policy = _policy(config)
     folder.open(resume)
     store = EpisodeStore(folder.path / "episodes", tokens=config.checkpoint.tokens)
-    say("starting the engine")
-    settings = engine_settings(config, model.folder, log_file=folder.path / "engine.log")
-    engine = VLLMEngine(replace(settings, banned_token_ids=agent.placeholder_token_ids))
-    await engine.start()
-    rollout: Rollout | None = None
+    say("starting the engine" if config.engine.ranks == 1 else f"starting {config.engine.ranks} engines")
+    async with AsyncExitStack() as stack:
+        stack.callback(store.close)
+        settings = engine_settings(config, model.folder, log_file=folder.path / "engine.log")
+        settings = replace(settings, banned_token_ids=agent.placeholder_token_ids)
+        engines = Engines(settings, config.engine.ranks, respawn=config.engine.respawn)
+        stack.push_async_callback(engines.close)
+        await engines.start()
+        hub = await stack.enter_async_context(LocalHub(workers=config.environment.workers))
+        replica = await run.in_trainer(_load_replica, config, model.folder)
+        ids = await hub.task_ids(config.environment.id, config.environment.split, **config.environment.kwargs)
+        meter = RolloutMeter()
+        conductor = Conductor(
+            policy,
+            engines.pool,
+            concurrency=config.rollout.concurrency or 1 << 30,
+            lockstep=config.rollout.deterministic,
+            decisions=DecisionLog(
+                folder.path / "decisions.jsonl", keep_until=None if resume is None else math.inf
+            ),
+            meter=meter,
+            spawn=engines.spawn,
+        )
+        stack.push_async_callback(conductor.close)
+        rollout = Rollout(
+            _rollout_settings(config),
+            conductor=conductor,
+            hub=hub,
+            agent=agent,
+            tasks=TaskStream(ids, config.seed),
+            limits=training_limits(config),
+            on_episode=run.note_episode(store),
+        )
+        stack.push_async_callback(rollout.close)
+        yield Parts(config, engines, hub, replica, conductor, rollout, meter, agent)
+
+
+def _policy(config: RunConfig) -> Policy:
+    """The policy a configuration names. Raises ConfigError for a name or an option nobody knows."""
+    rollout = config.rollout
     try:
-        async with LocalHub(workers=config.environment.workers) as hub:
-            replica = await run.in_trainer(_load_replica, config, model.folder)
-            ids = await hub.task_ids(
-                config.environment.id, config.environment.split, **config.environment.kwargs
-            )
-            limits = training_limits(config)
-            rollout = Rollout(
-                _rollout_settings(config),
-                engine=engine,
-                hub=hub,
-                agent=agent,
-                tasks=TaskStream(ids, config.seed),
-                limits=limits,
-                admission=Admission(
-                    FixedBudget(),
-                    capacity_tokens=engine.capacity_tokens,
-                    max_sessions=engine.max_sessions,
-                    block_size=config.engine.block_size,
-                ),
-                gate=_gate(config, engine),
-                on_episode=store.append,
-            )
-            policy = EnginePolicy(engine, agent, evaluation_limits(config), gate=_gate(config, engine))
-            try:
-                yield Parts(config, engine, hub, replica, rollout, policy)
-            finally:
-                await rollout.close()
-    finally:
-        store.close()
-        await engine.close()
+        return make_policy(rollout.policy, **{"update_mode": rollout.update_mode, **rollout.policy_options})
+    except ValueError as error:
+        raise ConfigError(str(error), where="rollout.policy") from error
 
 
 async def _try_environment(config: RunConfig, agent: ChatAgent) -> list[Any]:
@@ -155,10 +171,6 @@ async def _try_environment(config: RunConfig, agent: ChatAgent) -> list[Any]:
     return ids
 
 
-def _gate(config: RunConfig, engine: VLLMEngine) -> TurnGate:
-    return LockstepGate(engine.hold) if config.rollout.deterministic else FreeGate()
-
-
 def _rollout_settings(config: RunConfig) -> RolloutSettings:
     rollout = config.rollout
     return RolloutSettings(
@@ -168,6 +180,7 @@ def _rollout_settings(config: RunConfig) -> RolloutSettings:
         group_size=rollout.group_size,
         groups_per_update=rollout.groups_per_update,
         max_staleness=rollout.max_staleness,
+        min_valid=rollout.min_group_size,
         retries=rollout.retries,
         max_failures=rollout.max_failures,
         env_kwargs=dict(config.environment.kwargs),

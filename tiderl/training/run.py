@@ -21,13 +21,15 @@ from tiderl.telemetry.metrics import MetricsLog, write_json
 from tiderl.telemetry.progress import RunProgress
 from tiderl.training.clock import ShareClock
 from tiderl.training.folder import RunFolder
-from tiderl.training.metrics import rollout_metrics
+from tiderl.training.intake import Intake
+from tiderl.training.metrics import LengthBias, rollout_metrics
 from tiderl.training.parts import Parts, open_parts
 from tiderl.training.totals import EngineCounters, Totals
 
 if TYPE_CHECKING:
     from tiderl.evaluation.result import EvaluationResult
-    from tiderl.trajectory.group import Group
+    from tiderl.trajectory.store import EpisodeStore
+    from tiderl.trajectory.trajectory import Trajectory
 
 T = TypeVar("T")
 
@@ -57,6 +59,9 @@ class TrainingRun:
         self._began = time.monotonic()
         self._wall_before = 0.0
         self._counters = EngineCounters()
+        self._metered: dict[str, Any] = {}
+        self.bias = LengthBias()
+        self._lengths: list[int] = []
         self._torch = ThreadPoolExecutor(1, thread_name_prefix="trainer")
 
     async def execute(self) -> dict[str, Any]:
@@ -83,6 +88,20 @@ class TrainingRun:
             self.folder.close()
             self._torch.shutdown(wait=True)
 
+    def note_episode(self, store: EpisodeStore) -> Callable[[Trajectory], None]:
+        """What to do with each episode of a group that is complete."""
+
+        def note(trajectory: Trajectory) -> None:
+            store.append(trajectory)
+            if trajectory.valid:
+                self._lengths.append(trajectory.sampled_tokens)
+
+        return note
+
+    def _take_lengths(self) -> list[int]:
+        lengths, self._lengths = self._lengths, []
+        return lengths
+
     async def in_trainer(self, call: Callable[..., T], *args: Any) -> T:
         """Run `call` in the one thread that owns the trainer's tensors."""
         return await asyncio.get_running_loop().run_in_executor(self._torch, lambda: call(*args))
@@ -91,12 +110,15 @@ class TrainingRun:
         if resume is not None:
             state = self.folder.read_state(resume)
             self.totals = Totals.from_json(state["totals"])
+            if "length_bias" in state:
+                self.bias.restore(state["length_bias"])
             self.clock.seconds.update(self.totals.shares_s)
             self._wall_before, self.saved_at = self.totals.wall_s, resume
             parts.rollout.restore(state["tasks"])
             await self.in_trainer(parts.replica.load_state, self.folder.step_path(resume) / "state")
             await self._publish(parts)
             self.progress.say(f"resuming '{self.config.name}' after update {resume}")
+        parts.engines.newest = lambda: self._newest(parts)
         metrics = MetricsLog(self.folder.path, keep=resume)
         try:
             if self.totals.evaluation_before is None and self.config.evaluation.episodes:
@@ -121,12 +143,7 @@ class TrainingRun:
         while self.totals.updates < training.updates:
             started = time.monotonic()
             parts.rollout.advance(self.totals.updates)
-            self.progress.status(f"update {self.totals.updates + 1}: rollout")
-            with self.clock.within("rollout"):
-                groups = await self._unless_stopped(
-                    parts.rollout.take(parts.rollout.settings.groups_per_update)
-                )
-            values = await self._one_update(parts, groups)
+            values = await self._one_update(parts)
             self.totals.training_s = before + time.monotonic() - began - evaluated
             values |= self._run_values(parts, time.monotonic() - started)
             metrics.write(self.totals.updates, values)
@@ -145,12 +162,25 @@ class TrainingRun:
                 metrics.write(self.totals.updates, {"evaluation_success": result.success})
                 self.progress.say(f"after update {self.totals.updates}: {result.line()}")
 
-    async def _one_update(self, parts: Parts, groups: list[Group]) -> dict[str, Any]:
-        values = rollout_metrics(groups, self.totals.version)
-        self.progress.status(f"update {self.totals.updates + 1}: training · success {values['success']}")
-        with self.clock.within("training"):
-            stats = await self.in_trainer(parts.replica.update, groups, self.totals.version)
-            await self.in_trainer(give_back)
+    async def _one_update(self, parts: Parts) -> dict[str, Any]:
+        intake = Intake(parts.rollout, parts.replica, self.config, self.totals.version)
+        try:
+            await self._gather(parts, intake)
+            values = rollout_metrics(
+                intake.taken,
+                self.totals.version,
+                shipments=intake.shipments,
+                bias=self.bias,
+                generated=self._take_lengths(),
+            )
+            values |= intake.metrics()
+            self.progress.status(f"update {self.totals.updates + 1}: step · success {values['success']}")
+            with self.clock.within("training"):
+                stats = await self.in_trainer(parts.replica.step)
+                await self.in_trainer(give_back)
+        except BaseException:
+            intake.give_back()
+            raise
         totals = self.totals
         totals.updates += 1
         totals.episodes += values["episodes"]
@@ -175,8 +205,31 @@ class TrainingRun:
         told["optimizer_steps"] = told.pop("update")
         return values | told
 
+    async def _showing(self, parts: Parts, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for `work`, and show what the rollouts do meanwhile."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                await asyncio.wait([task], timeout=1.0)
+                self.progress.rollout(parts.meter.snapshot())
+            return task.result()
+        finally:
+            task.cancel()
+
+    async def _gather(self, parts: Parts, intake: Intake) -> None:
+        """Take groups as they become ready, and accumulate each at once unless all come together."""
+        await self.in_trainer(intake.replica.discard)
+        while not intake.complete:
+            count = len(intake.groups)
+            self.progress.status(f"update {self.totals.updates + 1}: {count} of {intake.wanted} groups")
+            with self.clock.within("rollout"):
+                groups = await self._unless_stopped(self._showing(parts, intake.take()))
+            if groups:
+                with self.clock.within("training"):
+                    await self.in_trainer(intake.replica.accumulate, groups, intake.version)
+
     def _run_values(self, parts: Parts, update_s: float) -> dict[str, Any]:
-        self._counters.add_to(self.totals, parts.engine.stats())
+        self._count(parts)
         memory = memory_mb()
         self.totals.peak_memory_mb = max(self.totals.peak_memory_mb, memory, self.memory.peak_mb)
         self.totals.wall_s = self._wall()
@@ -186,6 +239,7 @@ class TrainingRun:
             "goodput_tokens_per_s": self.totals.goodput,
             "kv_hit_rate": self.totals.kv_hit_rate,
             "reprefilled_tokens": self.totals.reprefilled_tokens,
+            "rollouts": self._meter_values(parts),
             "memory_mb": memory,
             "peak_memory_mb": self.totals.peak_memory_mb,
             "update_s": update_s,
@@ -193,9 +247,24 @@ class TrainingRun:
             "shares_s": self.totals.shares_s,
         }
 
+    def _meter_values(self, parts: Parts) -> dict[str, Any]:
+        """What the rollouts did since the last update."""
+        now = parts.meter.snapshot()
+        values, self._metered = parts.meter.since(self._metered), now
+        return values
+
+    def _count(self, parts: Parts) -> None:
+        for member in parts.engines.pool:
+            self._counters.add_to(self.totals, member.name, member.engine.stats())
+
     async def _publish(self, parts: Parts) -> None:
         weights = await self.in_trainer(lambda: list(parts.replica.weights()))
-        await parts.engine.publish(weights, self.totals.version)
+        await parts.conductor.publish(weights, self.totals.version)
+
+    async def _newest(self, parts: Parts) -> tuple[list[Any], int]:
+        """For an engine that takes a dead one's place."""
+        version = self.totals.version
+        return await self.in_trainer(lambda: list(parts.replica.weights())), version
 
     async def _evaluate(self, parts: Parts) -> EvaluationResult:
         self.progress.status("evaluating")
@@ -205,9 +274,13 @@ class TrainingRun:
     async def _save_step(self, parts: Parts) -> None:
         totals = self.totals
         totals.wall_s, totals.shares_s = self._wall(), self.clock.snapshot()
-        self._counters.add_to(totals, parts.engine.stats())
+        self._count(parts)
         path = self.folder.step_path(totals.updates)
-        state = {"totals": totals.to_json(), "tasks": parts.rollout.state()}
+        state = {
+            "totals": totals.to_json(),
+            "tasks": parts.rollout.state(),
+            "length_bias": self.bias.to_json(),
+        }
         with self.clock.within("checkpoint"):
             await self.in_trainer(parts.replica.save, path)
             write_json(path / "run.json", state)  # last: a folder without it is not a checkpoint
@@ -219,7 +292,7 @@ class TrainingRun:
         with self.clock.within("checkpoint"):
             await self.in_trainer(parts.replica.save, self.folder.checkpoints / "final")
         after = await self._evaluate(parts) if self.config.evaluation.episodes else None
-        self._counters.add_to(self.totals, parts.engine.stats())
+        self._count(parts)
         self.totals.peak_memory_mb = max(self.totals.peak_memory_mb, self.memory.peak_mb)
         summary = self._summary(after)
         write_json(self.folder.path / "summary.json", summary)

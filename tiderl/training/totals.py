@@ -62,16 +62,16 @@ class Totals:
 
 
 class EngineCounters:
-    """Adds what an engine counted since the last look to the run's totals."""
+    """Adds what the engines counted since the last look to the run's totals."""
 
     KEYS = ("later_prompt_tokens", "later_cached_tokens", "reprefilled_tokens")
 
     def __init__(self) -> None:
-        self._seen = dict.fromkeys(self.KEYS, 0)
+        self._seen: dict[tuple[str, str], int] = {}
 
-    def add_to(self, totals: Totals, stats: EngineStats) -> None:
-        """Call as often as wanted; each count is added once."""
+    def add_to(self, totals: Totals, engine: str, stats: EngineStats) -> None:
+        """Call as often as wanted; each count of an engine is added once."""
         for key in self.KEYS:
             now = getattr(stats, key)
-            setattr(totals, key, getattr(totals, key) + now - self._seen[key])
-            self._seen[key] = now
+            setattr(totals, key, getattr(totals, key) + now - self._seen.get((engine, key), 0))
+            self._seen[engine, key] = now

@@ -1,4 +1,4 @@
-"""Lockstep and admission under asyncio: nothing is lost, nothing is kept."""
+"""Lockstep under asyncio: nothing is lost, nothing is kept."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tiderl.errors import EngineError
-from tiderl.rollout.admission import Admission
 from tiderl.rollout.gate import LockstepGate
-from tiderl.scheduling.admission import FixedBudget, WaitingEpisode
 
 
 class Engine:
@@ -79,23 +77,3 @@ async def test_an_engine_that_cannot_be_held_fails_the_turns() -> None:
         with pytest.raises(EngineError, match="dead"):
             async with gate.inside((0, 0)):
                 await gate.turn((0, 0))
-
-
-async def test_admission_never_passes_its_budget_and_survives_cancellation() -> None:
-    admission = Admission(FixedBudget(), capacity_tokens=256, max_sessions=3, block_size=32)
-    most = 0
-
-    async def run(i: int) -> None:
-        nonlocal most
-        async with admission.place(WaitingEpisode(str(i), (i, 0), 100)):
-            most = max(most, admission.admitted)
-            await asyncio.sleep(random.random() / 100)
-
-    async with asyncio.timeout(10):
-        tasks = [asyncio.create_task(run(i)) for i in range(40)]
-        await asyncio.sleep(0.01)
-        for task in tasks[::3]:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    assert most == 2
-    assert admission.admitted == admission.waiting == 0
