@@ -12,6 +12,7 @@ from tiderl.env.registry import register
 register("tide/Calculator-v0", cls="tiderl.environments.calculator:Calculator")
 register("tide/Pointer-v0", cls="tiderl.environments.pointer:Pointer")
 register("tide/Safe-v0", cls="tiderl.environments.safe:Safe")
+register("tide/Waiting-v0", cls="tiderl.environments.waiting:Waiting")
 
 
 def _text_gym(name: str, **kwargs: object) -> object:

@@ -26,7 +26,7 @@ def episode(env: Any, act: Any, **reset: Any) -> tuple[float, dict[str, Any]]:
 
 
 def test_all_of_them_are_there():
-    assert {"tide/Calculator-v0", "tide/Pointer-v0", "tide/Safe-v0"} <= set(IDS)
+    assert {"tide/Calculator-v0", "tide/Pointer-v0", "tide/Safe-v0", "tide/Waiting-v0"} <= set(IDS)
     assert {"gymnasium/FrozenLake-v1", "gymnasium/Taxi-v4", "gymnasium/CliffWalking-v1"} <= set(IDS)
 
 

@@ -1,0 +1,1 @@
+"""`tiderl bench rollout`: named workloads under each scheduling policy, on the real engine."""
