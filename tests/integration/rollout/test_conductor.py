@@ -93,7 +93,7 @@ async def test_a_dead_engine_is_replaced_and_runs_the_newest_weights(settings: E
 
 async def test_engines_join_and_leave_while_rollouts_run(settings: EngineSettings) -> None:
     async with conducting(settings, ranks=2) as (conductor, _engines):
-        work = [asyncio.create_task(play(conductor, f"t{i}", (i, 0), turns=8)) for i in range(32)]
+        work = [asyncio.create_task(play(conductor, f"t{i}", (i, 0), turns=12)) for i in range(32)]
         await asyncio.sleep(0.3)
         engine = await conductor.fleet.leave("engine-0")
         audit = engine.audit()
@@ -105,7 +105,7 @@ async def test_engines_join_and_leave_while_rollouts_run(settings: EngineSetting
         await conductor.fleet.join("engine-0", engine)
         episodes = await asyncio.wait_for(asyncio.gather(*work), 90)
         assert engine.stats().decode_tokens > before
-    assert [len(e.turns) for e in episodes] == [8] * 32
+    assert [len(e.turns) for e in episodes] == [12] * 32
 
 
 @pytest.mark.parametrize("mode", ["keep", "recompute", "wait"])
