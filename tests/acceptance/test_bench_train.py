@@ -29,7 +29,8 @@ name: tiny
 model: {{path: {model}, dtype: float32, max_length: 2048, lora: {{rank: 4, alpha: 8}}}}
 environment: {{id: tide/Calculator-v0}}
 agent: {{format: lines, instructions: false}}
-rollout: {{groups_per_update: 2, group_size: 2, max_turn_tokens: 8, max_episode_tokens: 1800, max_staleness: 0}}
+rollout:
+  {{groups_per_update: 2, group_size: 2, max_turn_tokens: 8, max_episode_tokens: 1800, max_staleness: 0}}
 engine: {{kv_tokens: 24576, threads: 1}}
 training: {{updates: 5, learning_rate: 1.0e-4, threads: 1}}
 """
