@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -231,15 +232,15 @@ class FrozenLake(TextGym):
         return self.call(self.planner.best(self.inner.P, int(self.inner.s)))
 
 
-class _Placed(TextGym):
+class _Placed(TextGym, ABC):
     """Environments whose tasks are start states of their transition table.
 
     One in eight states is held out for "test": those that come first by hash.
     """
 
+    @abstractmethod
     def starts(self) -> list[int]:
         """The states in which an episode may begin."""
-        raise NotImplementedError
 
     def tasks(self, split: str) -> Sequence[Any]:
         states = sorted(self.starts(), key=lambda state: Draws(f"{self.name}/{state}").below(2**63))

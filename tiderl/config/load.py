@@ -5,7 +5,6 @@ Invariant: every fault names the key, the file or override it came from, and the
 
 from __future__ import annotations
 
-import types
 import typing
 from collections.abc import Sequence
 from importlib import resources
@@ -15,8 +14,9 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from tiderl.config.faults import config_error
 from tiderl.config.schema import RunConfig
 from tiderl.errors import ConfigError, nearest
 
@@ -91,53 +91,14 @@ def check_config(data: Any, origin: str, overridden: typing.Collection[str] = ()
     try:
         return RunConfig.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        loc = [str(p) for p in first["loc"]]
-        key = ".".join(loc)
-        given = any(one == key or one.startswith(key + ".") for one in overridden)
-        where = "command line" if given else origin
-        more = f" and {error.error_count() - 1} more fault(s)" if error.error_count() > 1 else ""
-        if first["type"] == "extra_forbidden":
-            known = _keys_at(loc[:-1])
-            near = nearest(loc[-1], known, n=1)
-            fix = f"did you mean '{'.'.join([*loc[:-1], near[0]])}'?" if near else _list(known)
-            raise ConfigError(f"unknown key '{key}'{more}", where=where, fix=fix) from error
-        if first["type"] == "missing":
-            raise ConfigError(f"key '{key}' is missing{more}", where=where, fix=f"set {key}") from error
-        if first["type"] == "value_error" and not loc:
-            what = str(first["ctx"]["error"])
-            raise ConfigError(f"{what}{more}", where=where, fix="change one of the keys named") from error
-        message = first["msg"][0].lower() + first["msg"][1:]
-        raise ConfigError(
-            f"key '{key}' is {first['input']!r}, but {message.replace('input ', 'it ')}{more}",
-            where=where,
-            fix=f"set {key} accordingly",
-        ) from error
+
+        def where(key: str) -> str:
+            given = any(one == key or one.startswith(key + ".") for one in overridden)
+            return "command line" if given else origin
+
+        raise config_error(error, RunConfig, where) from error
 
 
 def dump_config(config: RunConfig) -> str:
     """The resolved configuration as YAML, every default written out."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-
-
-def _list(known: Sequence[str]) -> str:
-    return f"known keys here: {', '.join(known)}" if known else "remove it"
-
-
-def _keys_at(loc: Sequence[str]) -> list[str]:
-    model: type[BaseModel] | None = RunConfig
-    for part in loc:
-        if model is None or part not in model.model_fields:
-            return []
-        model = _model_in(model.model_fields[part].annotation)
-    return list(model.model_fields) if model else []
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
-        for arg in typing.get_args(annotation):
-            if (found := _model_in(arg)) is not None:
-                return found
-    return None

@@ -6,6 +6,7 @@ entry or a stale weight shows in the log-probs by far more than rounding does.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 CHAT_TEMPLATE = (
@@ -71,3 +72,28 @@ def make_tiny_model(folder: str | Path, seed: int = 0, tied: bool = False) -> Pa
     model.generation_config.do_sample = False
     model.save_pretrained(folder)
     return folder
+
+
+def write_idefics3_processor(folder: Path, edge: int, image_tokens: int) -> None:
+    """Make a checkpoint's images `edge` x `edge` pixels, unsplit, `image_tokens` ids each.
+
+    The processor is the one on PIL: it works without torchvision.
+    """
+    processor = {
+        "image_processor_type": "Idefics3ImageProcessorPil",
+        "do_convert_rgb": True,
+        "do_image_splitting": False,
+        "do_normalize": True,
+        "do_pad": True,
+        "do_rescale": True,
+        "do_resize": True,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+        "max_image_size": {"longest_edge": edge},
+        "size": {"longest_edge": edge},
+        "resample": 1,
+        "rescale_factor": 1 / 255,
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    kind = {"processor_class": "Idefics3Processor", "image_seq_len": image_tokens}
+    (folder / "processor_config.json").write_text(json.dumps(kind))

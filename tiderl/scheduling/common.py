@@ -51,7 +51,7 @@ class Settings:
 
     def fill(self, draft: Draft) -> None:
         """Draft the decisions."""
-        raise NotImplementedError
+        raise NotImplementedError  # each policy drafts here, or decides by itself
 
 
 def resume(draft: Draft, order: Callable[[Task], Any], victims: Victims, why: str, grow: bool = True) -> None:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from tiderl.errors import TideError
+from tiderl.telemetry.metrics import plain
 
 FILE = "decisions.jsonl"
 
@@ -244,7 +245,7 @@ class DecisionLog:
         try:
             line = _encode(row) + "\n"
         except (ValueError, TypeError):  # a number that is not finite, or a numpy scalar
-            line = _encode(_plain(row)) + "\n"
+            line = json.dumps(plain(row), separators=(",", ":"), ensure_ascii=False, default=str) + "\n"
         with self._lock:
             if not self._closed.is_set():
                 self._buffer.append(line)
@@ -368,16 +369,3 @@ def _row(data: dict[str, Any]) -> Row | None:
         case "resumed":
             return Resumed(data["resumed"], at, data.get("kept_until"))
     return None
-
-
-def _plain(value: Any) -> Any:
-    """As JSON has it: a number that is not finite is null, a numpy scalar a number, the rest its text."""
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    if hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)

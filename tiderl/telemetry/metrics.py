@@ -58,7 +58,7 @@ class MetricsLog:
 
     def write(self, update: int, values: Mapping[str, Any]) -> None:
         """One line for `update`. Numbers that are not finite become null."""
-        row = {"update": update} | {k: _plain(v) for k, v in values.items()}
+        row = {"update": update} | {k: plain(v) for k, v in values.items()}
         self.rows.append(dict(row))
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
@@ -94,11 +94,12 @@ class MetricsLog:
             self._board.close()
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+def plain(value: Any) -> Any:
+    """As JSON has it: a number that is not finite becomes null, a numpy scalar a number."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -109,5 +110,5 @@ def _plain(value: Any) -> Any:
 def write_json(path: Path, data: Any) -> None:
     """Write JSON beside the target and rename it into place."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(_plain(data), indent=2) + "\n")
+    temporary.write_text(json.dumps(plain(data), indent=2) + "\n")
     os.replace(temporary, path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest_asyncio
 
 from tiderl.engine.base import Replay, Sampling, TurnOutput
 from tiderl.engine.settings import EngineSettings
+from tiderl.engine.tiny import write_idefics3_processor
 from tiderl.engine.vllm import VLLMEngine
 from tiderl.errors import EngineError, PromptTooLong
 
@@ -87,25 +87,7 @@ def make_vision_model(folder: Path) -> int:
         if ("vision" in name or "connector" in name) and parameter.ndim >= 2:
             torch.nn.init.normal_(parameter, std=0.12)
     model.save_pretrained(folder)
-    processor = {
-        "image_processor_type": "Idefics3ImageProcessorPil",
-        "do_convert_rgb": True,
-        "do_image_splitting": False,
-        "do_normalize": True,
-        "do_pad": True,
-        "do_rescale": True,
-        "do_resize": True,
-        "image_mean": [0.5] * 3,
-        "image_std": [0.5] * 3,
-        "max_image_size": {"longest_edge": 56},
-        "size": {"longest_edge": 56},
-        "resample": 1,
-        "rescale_factor": 1 / 255,
-    }
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-    (folder / "processor_config.json").write_text(
-        json.dumps({"processor_class": "Idefics3Processor", "image_seq_len": 4})
-    )
+    write_idefics3_processor(folder, 56, 4)
     return vocabulary["<image>"]
 
 

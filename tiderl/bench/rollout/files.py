@@ -6,8 +6,6 @@ Invariant: every fault names the key, the file or override it came from, and the
 from __future__ import annotations
 
 import itertools
-import types
-import typing
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -19,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
 from tiderl.bench.rollout.workload import Grid, Workload
+from tiderl.config.faults import config_error
 from tiderl.errors import ConfigError, nearest
 
 M = TypeVar("M", bound=BaseModel)
@@ -128,52 +127,4 @@ def _check(model: type[M], data: dict[str, Any], origin: str) -> M:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        # A misspelt key is a cause, the key that is then missing a consequence.
-        first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-        loc = [str(part) for part in first["loc"]]
-        key = ".".join(part for part in loc if part not in KINDS)
-        more = f" and {error.error_count() - 1} more fault(s)" if error.error_count() > 1 else ""
-        if first["type"] == "extra_forbidden":
-            known = _keys_at(model, loc[:-1])
-            near = nearest(loc[-1], known, n=1)
-            known_text = f"known keys here: {', '.join(known)}" if known else "remove it"
-            parent = key.rpartition(".")[0]
-            fix = f"did you mean '{parent + '.' if parent else ''}{near[0]}'?" if near else known_text
-            raise ConfigError(f"unknown key '{key}'{more}", where=origin, fix=fix) from error
-        if first["type"] == "missing":
-            raise ConfigError(f"key '{key}' is missing{more}", where=origin, fix=f"set {key}") from error
-        if first["type"] == "value_error":
-            what = str(first["ctx"]["error"])
-            raise ConfigError(f"{what}{more}", where=origin, fix="change one of the keys named") from error
-        message = first["msg"][0].lower() + first["msg"][1:]
-        raise ConfigError(
-            f"key '{key}' is {first['input']!r}, but {message.replace('input ', 'it ')}{more}",
-            where=origin,
-            fix=f"set {key} accordingly",
-        ) from error
-
-
-def _keys_at(model: type[BaseModel], loc: Sequence[str]) -> list[str]:
-    """The keys known at a place; the tag of a union (a latency's kind) is a step of the place, too."""
-    here: list[type[BaseModel]] = [model]
-    for part in loc:
-        tagged = [one for one in here if part in typing.get_args(_kind_of(one))]
-        if tagged:
-            here = tagged
-            continue
-        fields = [one.model_fields[part].annotation for one in here if part in one.model_fields]
-        here = [inner for annotation in fields for inner in _models_in(annotation)]
-    return list(dict.fromkeys(name for one in here for name in one.model_fields))
-
-
-def _kind_of(model: type[BaseModel]) -> Any:
-    field = model.model_fields.get("kind")
-    return field.annotation if field else None
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is not None:
-        return [found for arg in typing.get_args(annotation) for found in _models_in(arg)]
-    return []
+        raise config_error(error, model, lambda key: origin, tags=KINDS) from error

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiderl.cache import cache_folder, locked
+from tiderl.engine.tiny import write_idefics3_processor
 from tiderl.errors import ModelError
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def write_model(folder: Path, spec: ModelSpec, vocabulary: Sequence[str]) -> Non
         if bars:
             logging.enable_progress_bar()
     if pictures:
-        _write_processor(folder, spec)
+        write_idefics3_processor(folder, spec.image_size, image_tokens(spec) - 3)
 
 
 def token_ids(vocabulary: Sequence[str], *, pictures: bool) -> dict[str, int]:
@@ -177,25 +178,3 @@ def _write_tokenizer(folder: Path, ids: dict[str, int], *, pictures: bool) -> No
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(folder)
-
-
-def _write_processor(folder: Path, spec: ModelSpec) -> None:
-    side = {"longest_edge": spec.image_size}
-    processor = {
-        "image_processor_type": "Idefics3ImageProcessorPil",
-        "do_convert_rgb": True,
-        "do_image_splitting": False,
-        "do_normalize": True,
-        "do_pad": True,
-        "do_rescale": True,
-        "do_resize": True,
-        "image_mean": [0.5] * 3,
-        "image_std": [0.5] * 3,
-        "max_image_size": side,
-        "size": side,
-        "resample": 1,
-        "rescale_factor": 1 / 255,
-    }
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-    kind = {"processor_class": "Idefics3Processor", "image_seq_len": image_tokens(spec) - 3}
-    (folder / "processor_config.json").write_text(json.dumps(kind))

@@ -11,6 +11,7 @@ import os
 import queue
 import select
 import time
+from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 from tiderl.env.checker.driver import Abandoned
@@ -31,12 +32,12 @@ class Source(Protocol):
         ...
 
 
-class Sender:
+class Sender(ABC):
     """Turns the calls of a check into events; the base of both ways."""
 
+    @abstractmethod
     def send(self, event: Event) -> None:
         """Pass an event on."""
-        raise NotImplementedError
 
     def begin(self, label: str, seconds: float, *, own: bool = True) -> None:
         """See `Monitor.begin`."""
