@@ -84,13 +84,14 @@ def rollout(
     if not workload and not grid:
         raise ConfigError("no workload is named", fix="name one, such as heavy_tail, or add --grid")
     workloads = load_grid(workload or "grid", changes) if grid else [load_workload(workload, changes)]
+    names = chosen(policies)
     if dry_run:
         show_plan(workloads)
         return
     run_bench_rollout(
         Request(
             workloads=workloads,
-            policies=chosen(policies),
+            policies=names,
             rounds=rounds,
             out=out,
             table=markdown,

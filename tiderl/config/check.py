@@ -12,6 +12,8 @@ from tiderl.engine.checkpoint import read_checkpoint
 from tiderl.engine.models import given_folder, is_at_hand
 from tiderl.env.registry import make, spec
 from tiderl.errors import ConfigError, EnvironmentFault
+from tiderl.scheduling import make_policy
+from tiderl.scheduling.decisions import Policy
 
 
 def check_names(config: RunConfig) -> None:
@@ -22,15 +24,25 @@ def check_names(config: RunConfig) -> None:
     Raises:
         UnknownEnvironment: with near matches.
         EnvironmentFault: the environment cannot be made with `environment.kwargs`.
-        ConfigError: it has no such split, or there is no such format.
+        ConfigError: it has no such split, or there is no such format, policy or option of that policy.
         ModelError: there is no such folder, or it holds no checkpoint that can be trained with this
             `model.max_length`.
     """
     check_splits(config)
     get_format(config.agent.format)
+    scheduling_policy(config)
     folder = given_folder(config.model.path)
     if folder is not None:
         read_checkpoint(folder, config.model.max_length)
+
+
+def scheduling_policy(config: RunConfig) -> Policy:
+    """The scheduling policy a configuration names. Raises ConfigError for an unknown name or option."""
+    rollout = config.rollout
+    try:
+        return make_policy(rollout.policy, **{"update_mode": rollout.update_mode, **rollout.policy_options})
+    except ValueError as error:
+        raise ConfigError(str(error), where="rollout.policy") from error
 
 
 def absent_model(config: RunConfig) -> str | None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiderl.config import RunConfig
-from tiderl.env.registry import spec as environment_spec
-from tiderl.errors import ConfigError, PromptTooLong
+from tiderl.config.check import check_splits, scheduling_policy
+from tiderl.errors import PromptTooLong
 from tiderl.evaluation.engine_policy import EnginePolicy
 from tiderl.evaluation.plan import EvaluationPlan
 from tiderl.evaluation.runner import evaluate
@@ -32,8 +32,6 @@ from tiderl.rollout.setup import (
     training_limits,
 )
 from tiderl.rollout.tasks import TaskStream
-from tiderl.scheduling import make_policy
-from tiderl.scheduling.decisions import Policy
 from tiderl.telemetry.decisions import DecisionLog
 from tiderl.telemetry.rollout_meter import RolloutMeter
 from tiderl.training.settings import LoraSettings, LossSettings, ModelSettings, OptimSettings
@@ -84,13 +82,7 @@ def evaluation_plan(config: RunConfig) -> EvaluationPlan:
 async def open_parts(run: TrainingRun, resume: int | None) -> AsyncIterator[Parts]:
     """Check everything, then open engine, environments and trainer."""
     config, folder, say = run.config, run.folder, run.progress.status
-    known = environment_spec(config.environment.id)
-    for key, split in (("environment", config.environment.split), ("evaluation", config.evaluation.split)):
-        if known.splits and split not in known.splits:
-            raise ConfigError(
-                f"{key}.split is '{split}', which {known.id} does not have",
-                fix=f"choose one of: {', '.join(known.splits)}",
-            )
+    check_splits(config)
     say("finding the model")
     model = find_model(config.model.path)
     agent = build_agent(config, model.folder)
@@ -100,7 +92,7 @@ async def open_parts(run: TrainingRun, resume: int | None) -> AsyncIterator[Part
     say("trying the environment")
     ids = await _try_environment(config, agent)
 
-    policy = _policy(config)
+    policy = scheduling_policy(config)
     folder.open(resume)
     store = EpisodeStore(folder.path / "episodes", tokens=config.checkpoint.tokens)
     say("starting the engine" if config.engine.ranks == 1 else f"starting {config.engine.ranks} engines")
@@ -138,15 +130,6 @@ async def open_parts(run: TrainingRun, resume: int | None) -> AsyncIterator[Part
         )
         stack.push_async_callback(rollout.close)
         yield Parts(config, engines, hub, replica, conductor, rollout, meter, agent)
-
-
-def _policy(config: RunConfig) -> Policy:
-    """The policy a configuration names. Raises ConfigError for a name or an option nobody knows."""
-    rollout = config.rollout
-    try:
-        return make_policy(rollout.policy, **{"update_mode": rollout.update_mode, **rollout.policy_options})
-    except ValueError as error:
-        raise ConfigError(str(error), where="rollout.policy") from error
 
 
 async def _try_environment(config: RunConfig, agent: ChatAgent) -> list[Any]:

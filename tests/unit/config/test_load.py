@@ -164,3 +164,15 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_an_override_without_a_key_says_so(file: Path) -> None:
     assert "has no key before its '='" in fault(file, ["=3"])
     assert "has no '='" in fault(file, ["seed"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [(["rollout.policy=fifo"], "fifo"), (["rollout.policy=ctb", "rollout.policy_options.kappa=3"], "kappa")],
+)
+def test_an_unknown_policy_or_option_is_found_before_a_run(changes: list[str], told: str) -> None:
+    from tiderl.config.check import scheduling_policy
+
+    config = load_config("quickstart", ["rollout.deterministic=false", *changes])
+    with pytest.raises(ConfigError, match=told):
+        scheduling_policy(config)
