@@ -17,7 +17,13 @@ import pytest
 
 Train = Callable[..., Path]
 
-OVERRIDES = ("training.updates=6", "checkpoint.every=1", "environment.kwargs.pause=0.1")
+OVERRIDES = (
+    "training.updates=6",
+    "checkpoint.every=1",
+    "environment.kwargs.pause=0.1",
+    "evaluation.episodes=8",
+    "evaluation.split=train",
+)
 
 pytestmark = [pytest.mark.timeout(400)]
 

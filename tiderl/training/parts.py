@@ -55,15 +55,15 @@ class Parts:
     conductor: Conductor
     rollout: Rollout
     meter: RolloutMeter
-    agent: ChatAgent
+    policy: EnginePolicy
 
     async def evaluate(self) -> EvaluationResult:
         """The run's own evaluation: the same tasks, seeds and sampling each time. Rollouts stand still."""
         async with self.conductor.quiet():
-            engine = self.engines.first()
-            gate = LockstepGate(engine.hold) if self.config.rollout.deterministic else FreeGate()
-            policy = EnginePolicy(engine, self.agent, evaluation_limits(self.config), gate=gate)
-            return await evaluate(evaluation_plan(self.config), hub=self.hub, policy=policy)
+            engine = self.engines.first()  # not always the one of last time: that may have died
+            self.policy.engine = engine
+            self.policy.gate = LockstepGate(engine.hold) if self.config.rollout.deterministic else FreeGate()
+            return await evaluate(evaluation_plan(self.config), hub=self.hub, policy=self.policy)
 
 
 def evaluation_plan(config: RunConfig) -> EvaluationPlan:
@@ -129,7 +129,9 @@ async def open_parts(run: TrainingRun, resume: int | None) -> AsyncIterator[Part
             on_episode=run.note_episode(store),
         )
         stack.push_async_callback(rollout.close)
-        yield Parts(config, engines, hub, replica, conductor, rollout, meter, agent)
+        # One for all evaluations: it never names two sessions alike, which would count as computed again.
+        evaluator = EnginePolicy(engines.first(), agent, evaluation_limits(config))
+        yield Parts(config, engines, hub, replica, conductor, rollout, meter, evaluator)
 
 
 async def _try_environment(config: RunConfig, agent: ChatAgent) -> list[Any]:
