@@ -107,7 +107,7 @@ async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
             await asyncio.shield(task)
         except asyncio.CancelledError as error:
             cancelled = error
-        except EngineError:
+        except Exception:  # noqa: BLE001
             break  # raised by task.result() below
     if cancelled is not None:
         raise cancelled

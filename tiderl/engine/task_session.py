@@ -10,7 +10,6 @@ a new id and maybe in another slot, and takes from the prefix cache what is stil
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tiderl.engine.base import Replay, Sampling, TurnOutput
 from tiderl.engine.budget import Lease
 from tiderl.engine.naming import RequestName
+from tiderl.engine.pause import to_its_end
 from tiderl.engine.requests import expansion
 from tiderl.engine.session import checked_ids, refuse_unusable, room, run_turn, turn_output
 from tiderl.engine.stream import ResumableRequest, Sampled
@@ -190,10 +190,10 @@ class VLLMTaskSession:
         self._held = _Held(held.request, lease)
 
     async def _let_go(self, *, in_order: bool) -> None:
-        """Give up what is held. To its end, whoever is cancelled meanwhile: it goes on beside."""
+        """Give up what is held. To its end, whoever is cancelled meanwhile: its room counts until then."""
         held, self._held = self._held, None
         if held is not None:
-            await asyncio.shield(asyncio.ensure_future(self._give_back(held, in_order)))
+            await to_its_end(self._give_back(held, in_order))
 
     async def _give_back(self, held: _Held, in_order: bool) -> None:
         engine = self._engine

@@ -176,8 +176,8 @@ class VLLMEngine:
         try:
             yield session
         finally:
-            # Shielded: a second cancellation must not leave KV or slot behind.
-            await asyncio.shield(asyncio.ensure_future(self._end(session, lease)))
+            # A second cancellation must not leave KV or slot behind.
+            await to_its_end(self._end(session, lease))
 
     async def _end(self, session: VLLMSession, lease: Lease) -> None:
         try:
@@ -203,7 +203,7 @@ class VLLMEngine:
         try:
             yield session
         finally:
-            await asyncio.shield(asyncio.ensure_future(session.close()))
+            await to_its_end(session.close())
 
     # -- what a session needs of its engine
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tiderl.engine.base import Replay, Sampling, TurnOutput
+from tiderl.engine.pause import to_its_end
 from tiderl.env.ends import EndReason
 from tiderl.errors import Busy, EngineError, PromptTooLong, TideError
 
@@ -60,7 +61,7 @@ class TaskHandle:
         try:
             yield turns
         finally:
-            await asyncio.shield(asyncio.ensure_future(turns.close()))
+            await to_its_end(turns.close())  # the task stays in the table while the engine holds its room
 
 
 class TaskTurns:

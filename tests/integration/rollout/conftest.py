@@ -120,7 +120,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def settings(tiny: Path) -> EngineSettings:
     """About nine episodes of `play` fit one engine."""
     return EngineSettings(
@@ -137,16 +137,21 @@ def settings(tiny: Path) -> EngineSettings:
 async def conducting(
     settings: EngineSettings, policy: str = "ctb", *, ranks: int = 1, respawn: int = 0, **options: Any
 ) -> AsyncIterator[tuple[Conductor, Engines]]:
-    """A conductor over fresh engines, strict about its accounting."""
+    """A conductor over fresh engines."""
     engines = Engines(settings, ranks, respawn=respawn)
-    wanted = {key: options.pop(key) for key in ("update_mode",) if key in options}
     try:
         await engines.start()
-        options.setdefault("stall_s", 30.0)
         spawn = engines.spawn if respawn else None
-        async with Conductor(
-            make_policy(policy, **wanted), engines.pool, strict=True, spawn=spawn, **options
-        ) as conductor:
+        async with over(engines, policy, spawn=spawn, **options) as conductor:
             yield conductor, engines
     finally:
         await engines.close()
+
+
+@asynccontextmanager
+async def over(engines: Engines, policy: str = "ctb", **options: Any) -> AsyncIterator[Conductor]:
+    """A conductor over started engines, strict about its accounting."""
+    wanted = {key: options.pop(key) for key in ("update_mode",) if key in options}
+    options.setdefault("stall_s", 30.0)
+    async with Conductor(make_policy(policy, **wanted), engines.pool, strict=True, **options) as conductor:
+        yield conductor

@@ -5,25 +5,42 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from tiderl.engine.settings import EngineSettings
+from tiderl.engine.stream import ResumableRequest
 from tiderl.errors import EngineError
+from tiderl.rollout.engines import Engines
 from tiderl.scheduling import POLICIES
 
-from .conftest import Weights, conducting, play, pure
+from .conftest import Weights, conducting, over, play, pure
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(settings: EngineSettings) -> AsyncIterator[Engines]:
+    """One engine for all policies."""
+    engines = Engines(settings)
+    try:
+        await engines.start()
+        yield engines
+    finally:
+        await engines.close()
+
+
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-async def test_every_policy_runs_more_tasks_than_fit(settings: EngineSettings, policy: str) -> None:
-    weights = Weights(settings.model)
-    async with conducting(settings, policy, concurrency=32) as (conductor, engines):
+async def test_every_policy_runs_more_tasks_than_fit(shared: Engines, policy: str) -> None:
+    engines, weights = shared, Weights(shared.settings.model)
+    async with over(engines, policy, concurrency=32) as conductor:
         async with asyncio.timeout(90):
             episodes = await asyncio.gather(
-                *(play(conductor, f"g{i // 4:06d}m{i % 4:02d}", (i // 4, i % 4)) for i in range(48))
+                *(play(conductor, f"{policy}-{i // 4}-{i % 4}", (i // 4, i % 4)) for i in range(48))
             )
         assert [len(e.turns) for e in episodes] == [4] * 48
         assert max(gap for e in episodes[::6] for gap in weights.gaps(e)) <= 1e-4
@@ -145,6 +162,35 @@ async def test_cancelled_tasks_leave_nothing_behind(settings: EngineSettings) ->
         assert len(conductor.table) == 0
         audit = engines.first().audit()
         assert (audit.promised_tokens, audit.sessions) == (0, 0)
+
+
+async def test_a_tasks_room_is_its_own_until_the_engine_has_it_back(
+    settings: EngineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancelled again and again while a slow engine ends it: nobody is sent to room that is not there."""
+
+    def slow(method: Callable[..., Any]) -> Callable[..., Any]:
+        async def slowly(request: ResumableRequest) -> None:
+            await asyncio.sleep(0.2)
+            await method(request)
+
+        return slowly
+
+    for name in ("end", "abort"):
+        monkeypatch.setattr(ResumableRequest, name, slow(getattr(ResumableRequest, name)))
+    async with conducting(settings) as (conductor, engines):  # strict: a refused turn is an error
+        work = {
+            f"t{i}": asyncio.create_task(play(conductor, f"t{i}", (i, 0), turns=3, wait=0)) for i in range(40)
+        }
+        async with asyncio.timeout(90):
+            while not all(task.done() for task in work.values()):
+                for task in [work[t.key] for t in conductor.table.on("engine-0")][::2]:
+                    task.cancel()
+                await asyncio.sleep(0.02)
+        failures = [t.exception() for t in work.values() if not t.cancelled() and t.exception()]
+        assert not failures, failures[:3]
+        assert any(t.cancelled() for t in work.values())
+        assert engines.first().audit().promised_tokens == 0
 
 
 async def test_an_evaluation_gets_the_engine_for_itself(settings: EngineSettings) -> None:
