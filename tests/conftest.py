@@ -6,6 +6,7 @@ Invariant: tests write only below temporary folders, reach no network, and leave
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,6 +28,9 @@ for key, value in {
     os.environ.setdefault(key, value)
 if "PYTEST_XDIST_WORKER" in os.environ:  # one process per core already; spinning threads would fight
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; processes of ours inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine makes an example slow; pytest-timeout bounds whole tests.
 hypothesis.settings.register_profile("tiderl", deadline=None, derandomize="CI" in os.environ)
