@@ -29,7 +29,8 @@ for key, value in {
 if "PYTEST_XDIST_WORKER" in os.environ:  # one process per core already; spinning threads would fight
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; processes of ours inherit it
+# A shell ignores Ctrl-C for its background jobs, and processes that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine makes an example slow; pytest-timeout bounds whole tests.
