@@ -6,7 +6,6 @@ BIN := $(VENV)/bin
 DEVICE ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 CONFIG ?= configs/quickstart.yaml
 WORKERS ?= $(shell nproc | awk '{print ($$1 < 8) ? $$1 : 8}')
-WITH_SERVICES := tests/acceptance tests/integration
 
 # torch comes from a local wheel folder (PIP_FIND_LINKS) that holds it, else from PyTorch's own index.
 ifneq ($(wildcard $(PIP_FIND_LINKS)/torch-*+cpu-*.whl),)
@@ -36,8 +35,8 @@ train: $(STAMP) ## train the quickstart: a small pretrained model learns to use 
 
 test: $(STAMP_DEV) ## all tests (about 22 minutes on 2 cores)
 	$(BIN)/python -m pytest tests/unit -n $(WORKERS) -q
-	$(BIN)/python -m pytest $(WITH_SERVICES) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone" -q --durations 10
-	$(BIN)/python -m pytest $(WITH_SERVICES) -m alone -q --durations 3
+	$(BIN)/python -m pytest tests/acceptance tests/integration -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		-q --durations 10
 
 test-fast: $(STAMP_DEV) ## unit tests only (under 90 seconds)
 	$(BIN)/python -m pytest tests/unit -n $(WORKERS) -q

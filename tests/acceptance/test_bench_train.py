@@ -22,7 +22,7 @@ import pytest
 
 from tiderl.engine.tiny import make_tiny_model
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 CONFIG = """
 name: tiny
