@@ -34,6 +34,7 @@ from tiderl.hub.protocol import (
     pack,
     unpack_request,
 )
+from tiderl.processes import kill_below
 
 _CLOSE_GRACE = 3.0
 """Seconds that environments have to close when the worker stops."""
@@ -78,8 +79,11 @@ class Host:
             poller.poll(500 if self._stopped_at is None else 50)
             self._receive()
             self._send()
-            if os.getppid() != self._watchdog:
-                os.killpg(0, signal.SIGKILL)  # nobody enforces our deadlines any more
+            if os.getppid() != self._watchdog:  # nobody enforces our deadlines any more
+                kill_below(
+                    os.getpid()
+                )  # programs in groups of their own, which nobody would find after our end
+                os.killpg(0, signal.SIGKILL)
         self._send()
         self._context.destroy()
 

@@ -14,6 +14,7 @@ import pytest
 from tiderl.env import messages as m
 from tiderl.errors import EnvironmentFault, InfrastructureError, StepTimeout, TideError, WorkerDied
 from tiderl.hub.local import LocalHub
+from tiderl.hub.process import WorkerProcess
 
 
 async def settled(hub: LocalHub, workers: int, seconds: float = 10.0) -> bool:
@@ -234,6 +235,19 @@ async def test_t29_processes_of_an_environment_end_with_its_worker(
         else:
             await hub.close()
         assert gone(child, 2.0)
+
+
+async def test_t29_a_worker_without_its_watchdog_ends_what_it_started(
+    gone: Callable[[int, float], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The serving half may see the watchdog's death before a busy hub does, and must not just leave."""
+    async with LocalHub(1) as hub, hub.session("case/Act-v0") as env:
+        await env.reset(seed=0)
+        child = int(m.text_of((await env.step("spawn"))[0][0]))
+        with monkeypatch.context() as patch:
+            patch.setattr(WorkerProcess, "kill", lambda _: None)
+            os.kill(hub.workers[0].pid, signal.SIGKILL)
+            assert gone(child, 5.0)
 
 
 @pytest.mark.parametrize(
