@@ -33,7 +33,7 @@ setup: $(STAMP_DEV) ## create .venv with engine, trainer and tools for tests (a 
 train: $(STAMP) ## train the quickstart: a small pretrained model learns to use a calculator
 	$(BIN)/tiderl train $(CONFIG) $(ARGS)
 
-test: $(STAMP_DEV) ## all tests (about 22 minutes on 2 cores)
+test: $(STAMP_DEV) ## all tests (13 to 20 minutes on 2 cores)
 	$(BIN)/python -m pytest tests/unit -n $(WORKERS) -q
 	$(BIN)/python -m pytest tests/acceptance tests/integration -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		-q --durations 10
