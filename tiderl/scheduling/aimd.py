@@ -16,7 +16,6 @@ from typing import Any
 
 from tiderl.scheduling.asynchronous import turns
 from tiderl.scheduling.common import Settings, admit, option, startable
-from tiderl.scheduling.decisions import Plan
 from tiderl.scheduling.room import Draft
 from tiderl.scheduling.views import Snapshot
 
@@ -50,16 +49,16 @@ class Aimd(Settings):
     initial_inflight: int | None = option(None, 1)
     min_inflight: int = option(1, 1)
 
-    def decide(self, snapshot: Snapshot, memory: Any) -> Plan:
-        """See `Policy`."""
-        draft = Draft(snapshot)
+    def fill(self, draft: Draft, memory: Any) -> Controller:
+        """See `Settings`."""
+        snapshot = draft.snapshot
         turns(draft)
         state = self._grow(snapshot, memory or self._begin(snapshot))
         if snapshot.now - state.polled >= POLL_S:
             state = self._poll(snapshot, state)
         draft.wake_at(state.polled + POLL_S)
         admit(draft, startable(draft), "below the cap", cap=int(state.cap))
-        return draft.plan(state)
+        return state
 
     def _begin(self, snapshot: Snapshot) -> Controller:
         """The pessimistic first cap: capacity over the longest task that is expected."""

@@ -22,7 +22,7 @@ class Async(Settings):
 
     concurrency: int | None = option(None, 1)  # most tasks in flight; None: what the run allows
 
-    def fill(self, draft: Draft) -> None:
+    def fill(self, draft: Draft, memory: object) -> None:
         """See `Settings`."""
         turns(draft)
         admit(draft, startable(draft), "next in the stream", cap=self.concurrency)

@@ -6,6 +6,7 @@ waiting for room that others hold: they are let go, first victims first, until i
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -25,7 +26,7 @@ def option(default: Any, low: float) -> Any:
 
 
 @dataclass
-class Settings:
+class Settings(ABC):
     """What every policy has. `make_policy` sets `name`."""
 
     name: str = field(default="", init=False)
@@ -46,12 +47,11 @@ class Settings:
     def decide(self, snapshot: Snapshot, memory: Any) -> Plan:
         """See `Policy`."""
         draft = Draft(snapshot)
-        self.fill(draft)
-        return draft.plan()
+        return draft.plan(self.fill(draft, memory))
 
-    def fill(self, draft: Draft) -> None:
-        """Draft the decisions."""
-        raise NotImplementedError  # each policy drafts here, or decides by itself
+    @abstractmethod
+    def fill(self, draft: Draft, memory: Any) -> Any:
+        """Draft the decisions; returns what to remember."""
 
 
 def resume(draft: Draft, order: Callable[[Task], Any], victims: Victims, why: str, grow: bool = True) -> None:

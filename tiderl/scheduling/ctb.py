@@ -25,13 +25,12 @@ from itertools import chain, groupby
 from typing import Any
 
 from tiderl.scheduling.common import Settings, option, startable, unstick
-from tiderl.scheduling.decisions import Plan
 from tiderl.scheduling.hold import Returns
 from tiderl.scheduling.placement import leaves, sibling_engine
 from tiderl.scheduling.pressure import Memory, observe
 from tiderl.scheduling.projection import Projection
 from tiderl.scheduling.room import Draft, Room, by_arrival
-from tiderl.scheduling.views import KV, Snapshot, State, Task
+from tiderl.scheduling.views import KV, State, Task
 
 DEAR = 3.0  # a move must save so many times what it computes again: the other engine's turns wait for that
 
@@ -48,19 +47,20 @@ class Ctb(Settings):
         """Nothing was seen."""
         return Memory()
 
-    def decide(self, snapshot: Snapshot, memory: Any) -> Plan:
-        """See `Policy`."""
-        tick = _Tick(self, snapshot, memory)
+    def fill(self, draft: Draft, memory: Any) -> Memory:
+        """See `Settings`."""
+        tick = _Tick(self, draft, memory)
         tick.resume()
         tick.admit()
-        return tick.draft.plan(tick.remember())
+        return tick.remember()
 
 
 class _Tick:
     """One decision."""
 
-    def __init__(self, policy: Ctb, snapshot: Snapshot, memory: Memory) -> None:
-        self.policy, self.snapshot, self.draft = policy, snapshot, Draft(snapshot)
+    def __init__(self, policy: Ctb, draft: Draft, memory: Memory) -> None:
+        self.policy, self.draft, snapshot = policy, draft, draft.snapshot
+        self.snapshot = snapshot
         self.returns = Returns(snapshot.now, snapshot.waits)
         seconds = 0.0 if memory.at is None else max(snapshot.now - memory.at, 0.0)
         old, spare = memory.engines, policy.spare

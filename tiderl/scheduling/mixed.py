@@ -26,7 +26,7 @@ class Mixed(Settings):
 
     window: int = option(512, 1)  # how far into the stream it looks, in tasks
 
-    def fill(self, draft: Draft) -> None:
+    def fill(self, draft: Draft, memory: object) -> None:
         """See `Settings`."""
         turns(draft)
         order = self._mix(draft) if draft.snapshot.target_mix else startable(draft)

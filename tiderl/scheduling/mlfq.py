@@ -25,7 +25,7 @@ class Mlfq(Settings):
 
     lift_s: float = option(5.0, 0.001)
 
-    def fill(self, draft: Draft) -> None:
+    def fill(self, draft: Draft, memory: object) -> None:
         """See `Settings`."""
 
         def rank(task: Task) -> tuple[int, float, tuple[int, int]]:

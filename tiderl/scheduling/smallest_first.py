@@ -23,7 +23,7 @@ BUFFER = 100  # tokens a task is counted with beyond its own (`BUFFER_PER_PROGRA
 class SmallestFirst(Settings):
     """Pause the smallest acting task first, resume in ascending size."""
 
-    def fill(self, draft: Draft) -> None:
+    def fill(self, draft: Draft, memory: object) -> None:
         """See `Settings`."""
 
         def victims(room: Room) -> list[Task]:

@@ -25,7 +25,7 @@ class SortedLength(Settings):
 
     window: int = option(512, 1)  # how far into the stream it looks, in tasks
 
-    def fill(self, draft: Draft) -> None:
+    def fill(self, draft: Draft, memory: object) -> None:
         """See `Settings`."""
         turns(draft, _to_come)
         seen = islice(startable(draft), self.window)

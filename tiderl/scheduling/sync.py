@@ -18,7 +18,7 @@ from tiderl.scheduling.views import Task
 class Sync(Settings):
     """Step barrier, colocated."""
 
-    def fill(self, draft: Draft) -> None:
+    def fill(self, draft: Draft, memory: object) -> None:
         """See `Settings`."""
         resume(draft, by_arrival, draft.longest_away, "next in order")
         seen = draft.snapshot

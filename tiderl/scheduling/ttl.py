@@ -26,7 +26,7 @@ Curve = list[tuple[float, float, float]]  # (tau, chance of being back by then, 
 class Ttl(Settings):
     """Time to live for KV while a tool works."""
 
-    def fill(self, draft: Draft) -> None:
+    def fill(self, draft: Draft, memory: object) -> None:
         """See `Settings`."""
         seen = draft.snapshot
         wanted = draft.left > 0 or any(task.kv is not KV.HELD for task in seen.ready)
