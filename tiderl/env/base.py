@@ -115,17 +115,15 @@ class AgentEnv(gymnasium.Env[Observation, Any]):
 
     def score(self, text: str) -> Any:
         """The reward of a single reply, or (reward, feedback)."""
-        raise NotImplementedError
+        raise self._missing("score", "the reward of a reply")
 
     def reply(self, text: str) -> Any:
         """The answer to one reply of a dialogue."""
-        raise NotImplementedError
+        raise self._missing("reply", "the answer to a reply")
 
     def oracle(self) -> Any:
         """The next action of a scripted policy that gets the maximal reward: text or a message."""
-        raise EnvironmentFault(
-            f"{type(self).__name__} has no oracle", fix="write oracle(self), the next right action"
-        )
+        raise self._missing("oracle", "the next right action")
 
     def on_truncate(self, reason: EndReason) -> float:
         """Reward to add when a limit cuts the episode short (partial credit); default 0."""
@@ -179,6 +177,11 @@ class AgentEnv(gymnasium.Env[Observation, Any]):
     def has_tasks(self) -> bool:
         """Whether there is a list of tasks; without one every seed is an episode of its own."""
         return self.overrides("tasks") or "tasks" in vars(self)
+
+    @classmethod
+    def _missing(cls, method: str, what: str) -> EnvironmentFault:
+        arguments = "self" if method == "oracle" else "self, text"
+        return EnvironmentFault(f"{cls.__name__} has no {method}", fix=f"write {method}({arguments}), {what}")
 
     @classmethod
     def overrides(cls, method: str) -> bool:

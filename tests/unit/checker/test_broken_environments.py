@@ -326,6 +326,11 @@ class NoOracle(Guess):
     oracle = tiderl.AgentEnv.oracle
 
 
+class OracleForLater(Guess):
+    def oracle(self) -> Any:
+        raise NotImplementedError
+
+
 class OracleBelowMaximum(Guess):
     reward_range = (0.0, 2.0)
 
@@ -416,6 +421,7 @@ FAULTS: list[tuple[Callable[[], Any], str, str]] = [
     (UndescribedTool, "tools", "'shout' has no description"),
     (ExceptionInTool, "exceptions", "KeyError: 'missing' at"),
     (NoOracle, "oracle", "has no oracle"),
+    (OracleForLater, "oracle", "NotImplementedError"),
     (OracleBelowMaximum, "oracle", "earned 1 of 2"),
     (FreeReward, "floor", "an empty reply earns the maximum"),
     (TruncatedFirstStep, "first_step", "first step"),

@@ -302,3 +302,20 @@ def test_an_unknown_reset_option_is_refused():
     env = tiderl.make("tide/Safe-v0")
     with pytest.raises(EnvironmentFault, match="'tsk'"):
         env.reset(options={"tsk": 1})
+
+
+@pytest.mark.parametrize("method", ["reply", "score"])
+def test_a_method_that_no_class_brings_is_named(method: str) -> None:
+    class Upward(tiderl.AgentEnv):
+        pass
+
+    setattr(Upward, method, lambda self, text: getattr(super(Upward, self), method)(text))
+    env = Upward()
+    env.reset(seed=0)
+    with pytest.raises(EnvironmentFault, match=rf"Upward has no {method}.*write {method}\(self, text\)"):
+        env.step("hello")
+
+
+def test_an_oracle_that_no_class_brings_is_named() -> None:
+    with pytest.raises(EnvironmentFault, match=r"has no oracle.*write oracle\(self\)"):
+        tiderl.AgentEnv().oracle()

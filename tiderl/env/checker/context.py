@@ -207,6 +207,7 @@ def classify(crash: Crash) -> tuple[str, str]:
         return (
             "start" if crash.call == "the constructor" else "exceptions"
         ), fix or "see AgentEnv's docstring"
+    # The usual way to leave a method for later; where in the author's code it was raised helps nobody.
     if isinstance(root_cause(error), NotImplementedError) and crash.call.startswith("oracle()"):
         return "oracle", "write oracle(): the next action of a scripted player that reaches the maximum"
     place = author_location(error) or "the environment's code"
