@@ -99,16 +99,14 @@ class PauseGate:
 
 
 async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Await `work`; a cancellation meanwhile is raised only when it has ended by itself."""
+    """Await `work`, which has deadlines of its own; a cancellation meanwhile is raised only after its end."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
-            await asyncio.shield(task)
+            await asyncio.wait([task])
         except asyncio.CancelledError as error:
             cancelled = error
-        except Exception:  # noqa: BLE001
-            break  # raised by task.result() below
     if cancelled is not None:
-        raise cancelled
+        raise cancelled from (None if task.cancelled() else task.exception())
     task.result()

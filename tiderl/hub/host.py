@@ -80,9 +80,7 @@ class Host:
             self._receive()
             self._send()
             if os.getppid() != self._watchdog:  # nobody enforces our deadlines any more
-                kill_below(
-                    os.getpid()
-                )  # programs in groups of their own, which nobody would find after our end
+                kill_below(os.getpid())  # also what is in a group of its own: after our end nobody finds it
                 os.killpg(0, signal.SIGKILL)
         self._send()
         self._context.destroy()
