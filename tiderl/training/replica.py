@@ -321,4 +321,5 @@ class Replica:
     def close(self) -> None:
         """Let go of the model and optimizer."""
         self._model = self._optimizer = self._reference = None
+        gc.unfreeze()  # an engine in this process froze what was there when it started
         gc.collect()
