@@ -36,6 +36,9 @@ T = TypeVar("T")
 MAX_EMPTY_UPDATES = 20
 """Updates in a row without any learning signal after which a run gives up (C-79)."""
 
+GIVE_BACK_EVERY = 10
+"""Updates between two returns of freed memory to the system, whose next touch costs an update 2 s."""
+
 
 class Interrupted(Exception):
     """The user asked the run to stop; what was done is saved."""
@@ -177,7 +180,8 @@ class TrainingRun:
             self.progress.status(f"update {self.totals.updates + 1}: step · success {values['success']}")
             with self.clock.within("training"):
                 stats = await self.in_trainer(parts.replica.step)
-                await self.in_trainer(give_back)
+                if (self.totals.updates + 1) % GIVE_BACK_EVERY == 0:
+                    await self.in_trainer(give_back)
         except BaseException:
             intake.give_back()
             raise
