@@ -131,6 +131,7 @@ class VLLMEngine:
         if self._closed:
             return
         self._closed = True
+        gc.unfreeze()
         self.fail(EngineError("the engine was closed"))
         llm, self._llm = self._llm, None
         if llm is not None:
