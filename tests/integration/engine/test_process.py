@@ -218,6 +218,7 @@ async def test_two_engines_side_by_side_and_one_is_killed(tiny: Path) -> None:
         third = VLLMEngine(settings)
         await third.start()
         try:
+            episodes = await asyncio.wait_for(asyncio.gather(*beside), 60)  # they fill the survivor's pool
             for engine in (survivor, third):
                 async with engine.task_session(session_id="b", replay=kept) as moved:
                     output = await moved.generate(tokens(2, 9), Sampling(20, ignore_eos=True))
@@ -226,7 +227,6 @@ async def test_two_engines_side_by_side_and_one_is_killed(tiny: Path) -> None:
                     assert Live(engine, reference, tiny).gap(episode) <= 1e-4
         finally:
             await third.close()
-        episodes = await asyncio.wait_for(asyncio.gather(*beside), 60)
         assert max(Live(survivor, reference, tiny).gap(e) for e in episodes) <= 1e-4
     finally:
         await survivor.close()
