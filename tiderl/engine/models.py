@@ -7,6 +7,7 @@ beside its place and renamed under a lock, so no process ever sees half of one.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import io
 import os
@@ -149,7 +150,7 @@ def _gguf_in_wheel() -> Path | None:
 
 def _convert(gguf: Path, target: Path) -> None:
     """GGUF -> bfloat16 safetensors, tokenizer and chat template."""
-    print(f"tiderl: converting {gguf.name} once (about 30 s) into {target}", file=sys.stderr, flush=True)
+    print(f"tiderl: converting {gguf.name} once (about 15 s) into {target}", file=sys.stderr, flush=True)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -157,7 +158,7 @@ def _convert(gguf: Path, target: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
     part = Path(tempfile.mkdtemp(prefix=f".{target.name}.part-", dir=target.parent))
     try:
-        with _bars_on_terminals_only():
+        with _bars_on_terminals_only(), _gguf_read_once():
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
             model = AutoModelForCausalLM.from_pretrained(
                 gguf.parent,
@@ -175,6 +176,21 @@ def _convert(gguf: Path, target: Path) -> None:
     except Exception as error:
         shutil.rmtree(part, ignore_errors=True)
         raise ModelError(f"{gguf.name} could not be converted ({error})", where=str(target)) from error
+
+
+@contextmanager
+def _gguf_read_once() -> Iterator[None]:
+    """transformers parses the file anew for config, tokenizer and weights, and the names for every module."""
+    import gguf
+
+    kept = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
+    for name, slow in kept.items():
+        setattr(gguf, name, functools.cache(slow))
+    try:
+        yield
+    finally:
+        for name, slow in kept.items():
+            setattr(gguf, name, slow)
 
 
 @contextmanager
