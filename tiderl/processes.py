@@ -10,6 +10,8 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -62,3 +64,21 @@ def adopt_orphans() -> None:
     """Let a process whose parent has ended stay below this one, so that it can be found and ended."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@contextmanager
+def terminated_as_interrupt() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does: `asyncio.run` cancels, and everything is closed.
+
+    Also in a job that a shell put into the background, where SIGINT is ignored and `asyncio.run` would
+    never learn of it. For the main thread.
+    """
+    interrupt = signal.getsignal(signal.SIGINT)
+    if interrupt is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    terminate = signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, terminate)
+        signal.signal(signal.SIGINT, interrupt)

@@ -1,4 +1,4 @@
-"""A tiny model, and an environment on which its random replies earn unequal rewards."""
+"""A tiny model, and environments on which its random replies earn unequal rewards."""
 
 from __future__ import annotations
 
@@ -48,12 +48,35 @@ class Letters(tiderl.AgentEnv):
 
     def oracle(self):
         return "abc"
+
+
+@tiderl.register("accept/Patience-v0")
+class Patience(tiderl.AgentEnv):
+    """Right is who goes on for four turns; one reply in four ends it, and long episodes wait longest."""
+
+    max_turns = 6
+    max_invalid_actions = 99
+
+    def tasks(self, split):
+        return [{"id": i} for i in range(64)]
+
+    def start(self, task):
+        return f"Task {task['id']}: go on."
+
+    def reply(self, text):
+        time.sleep(0.05 * self.turn + (1.5 if (self.task["id"] + self.turn) % 8 == 0 else 0))
+        if self.turn == 6 or sum(text.encode()[:1]) % 4 == 0:
+            self.finish(float(self.turn >= 4))
+        return "Go on."
+
+    def oracle(self):
+        return "abc"
 '''
 
 
 @pytest.fixture(scope="session")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that, on PYTHONPATH, holds an installed distribution with the environment."""
+    """A folder that, on PYTHONPATH, holds an installed distribution with the environments."""
     folder = tmp_path_factory.mktemp("plugin")
     (folder / "accept_plugin.py").write_text(ENVIRONMENT)
     info = folder / "accept-1.0.dist-info"

@@ -111,7 +111,7 @@ def test_c30_t57_updates_and_a_dying_worker_cost_no_episode_in_flight(train: Tra
     run = train(
         "rollout.max_staleness=1",
         "rollout.deterministic=false",
-        "training.updates=6",
+        "training.updates=4",
         "environment.kwargs.pause=0.5",  # longer than an update, so that the next groups are still in flight
         f"environment.kwargs.crash_once={mark}",
     )
@@ -125,6 +125,25 @@ def test_c30_t57_updates_and_a_dying_worker_cost_no_episode_in_flight(train: Tra
     assert any(len(versions) > 1 for versions in spans), "no episode was in flight during an update"
     assert summary(run)["max_logprob_gap"] <= 1e-4
     assert any(r["mixed_tokens"] for r in rows)
+
+
+def test_right_answers_that_take_long_are_trained_on_as_often_as_they_are_generated(train: Train) -> None:
+    """Groups are taken as they end, and long episodes wait longest: their share must not shrink."""
+    run = train(
+        "environment.id=accept/Patience-v0",
+        "rollout.policy=ctb",
+        "rollout.max_staleness=1",
+        "rollout.deterministic=false",
+        "training.updates=16",
+        "training.learning_rate=3e-3",
+    )
+    rows, episodes = metrics(run), [e for e in _episodes(run) if e["valid"]]
+    right, wrong = ([e["turns"] for e in episodes if e["success"] == s] for s in (True, False))
+    assert min(right) >= 4 > max(wrong)
+    assert len(episodes) >= 256
+    assert abs(rows[-1]["length_bias"]) <= 0.05
+    assert not rows[-1]["length_alarm"]
+    assert max(r["staleness_max"] for r in rows) == 1
 
 
 def _episodes(run: Path) -> list[dict[str, Any]]:
@@ -156,24 +175,24 @@ def _wait_for_update(process: subprocess.Popen[str], run: Path, update: int) -> 
     raise AssertionError(f"no update {update} within 200 s")
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill-9"])
-def test_c1_a_stopped_run_goes_on_where_it_was(
-    train: Train, config: Path, environ: dict[str, str], whole: Path, tmp_path: Path, how: signal.Signals
+def test_c1_a_run_killed_and_then_interrupted_goes_on_where_it_was(
+    train: Train, config: Path, environ: dict[str, str], whole: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "runs" / "tiny"
-    process = _start(config, environ, tmp_path, *OVERRIDES)
-    try:
-        _wait_for_update(process, run, 2)
-        process.send_signal(how)
-        output, _ = process.communicate(timeout=60)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == (130 if how is signal.SIGINT else -signal.SIGKILL)
-    if how is signal.SIGINT:
-        assert "saved" in output
-        assert "Traceback" not in output
-    _nothing_left_of(process.pid)
+    for how, update in ((signal.SIGKILL, 1), (signal.SIGINT, 3)):
+        process = _start(config, environ, tmp_path, *OVERRIDES)
+        try:
+            _wait_for_update(process, run, update)
+            process.send_signal(how)
+            output, _ = process.communicate(timeout=60)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        assert process.returncode == (130 if how is signal.SIGINT else -signal.SIGKILL), output
+        if how is signal.SIGINT:
+            assert "saved" in output
+            assert "Traceback" not in output
+        _nothing_left_of(process.pid)
     train(*OVERRIDES)
     rows = metrics(run)
     assert [r["update"] for r in rows] == [1, 2, 3, 4, 5, 6]

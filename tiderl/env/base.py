@@ -342,8 +342,14 @@ class AgentEnv(gymnasium.Env[Observation, Any]):
 
         With `faults`, a `ToolFault` passes: it is the author's word to the model about a bad call.
         """
+        turn = self.turn
         try:
             yield
+            if self.turn != turn:  # a likely name for a counter of the author's own: both would be wrong
+                raise EnvironmentFault(
+                    f"{what} of {type(self).__name__} changed self.turn from {turn} to {self.turn}",
+                    fix="it is counted for you: read it, or count under another name",
+                )
         except ToolFault as fault:
             if faults:
                 raise

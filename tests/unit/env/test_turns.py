@@ -372,3 +372,38 @@ def test_no_reply_makes_step_raise(samples, replies):
 def test_errors_are_ours(samples):
     with pytest.raises(TideError):
         started(samples).step(samples.call("fail"))
+
+
+@pytest.mark.parametrize("way", ["start", "reply", "a tool", "step"])
+def test_a_counter_of_the_authors_own_may_not_be_called_turn(way):
+    class Counts(AgentEnv):
+        def tasks(self, split):
+            return [{"id": 1}]
+
+        def start(self, task):
+            self.turn = int(way == "start")
+            return "Go on."
+
+        def reply(self, text):
+            self.turn += way == "reply"
+            return "Go on."
+
+        @tool
+        def go(self):
+            """Go on."""
+            self.turn += way == "a tool"
+            return "Go on."
+
+    class Steps(Counts):
+        def step(self, action):
+            self.turn += 1
+            return [m.user("Go on.")], 0.0, False, False, {}
+
+    env = Steps() if way == "step" else Counts()
+    with pytest.raises(EnvironmentFault, match=r"changed self\.turn from \d to \d.*another name"):
+        env.reset(seed=0)
+        if way == "a tool":
+            env.step({"role": "assistant", "content": "", "tool_calls": [m.tool_call("go", "c1")]})
+        else:
+            env.step("on")
+    assert env._end is EndReason.INFRASTRUCTURE

@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,6 +25,7 @@ from tiderl.bench.rollout.trace import Recorder
 from tiderl.bench.rollout.workload import Workload
 from tiderl.bench.sides import machine
 from tiderl.errors import ConfigError
+from tiderl.processes import terminated_as_interrupt
 from tiderl.telemetry.metrics import write_json
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ def run_bench_rollout(request: Request) -> dict[str, Any]:
     _quiet()
     state = _prepare(request)
     cells = len(request.workloads) * len(request.policies) * request.rounds
-    with _terminated_as_interrupt(), BenchProgress(cells) as progress:
+    with terminated_as_interrupt(), BenchProgress(cells) as progress:
         try:
             asyncio.run(_measure(state, progress))
         except KeyboardInterrupt:
@@ -262,13 +261,3 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-@contextmanager
-def _terminated_as_interrupt() -> Iterator[None]:
-    """SIGTERM ends the benchmark as Ctrl-C does: `asyncio.run` cancels, and everything is closed."""
-    before = signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
