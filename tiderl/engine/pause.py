@@ -13,6 +13,9 @@ from typing import Any
 
 from tiderl.errors import EngineError
 
+Turns = int | Callable[[], int] | None
+"""How many turns a hold waits for: a number, a count that may fall, or all that have begun."""
+
 
 class PauseGate:
     """Counts who wants the engine paused, and turns on their way to it.
@@ -72,21 +75,25 @@ class PauseGate:
                 await to_its_end(self._leave())
 
     @asynccontextmanager
-    async def hold(self, turns: int | None, timeout: float) -> AsyncIterator[None]:
+    async def hold(self, turns: Turns, timeout: float) -> AsyncIterator[None]:
         """See `VLLMEngine.hold`."""
         self._alive()
         async with self.paused():
             begun, settled = self._begun, self._settled
+
+            def wanted() -> int:
+                return self._begun - begun if turns is None else turns() if callable(turns) else turns
+
             yield
             try:
                 async with asyncio.timeout(timeout):
                     await asyncio.sleep(0)  # tasks made inside the block take their first step
-                    while self._settled - settled < (self._begun - begun if turns is None else turns):
+                    while self._settled - settled < wanted():
                         self._alive()
                         await asyncio.sleep(0.0005)
             except TimeoutError as error:
                 raise EngineError(
-                    f"only {self._settled - settled} of {turns} held turns reached the engine within"
+                    f"only {self._settled - settled} of {wanted()} held turns reached the engine within"
                     f" {timeout:.0f} s",
                     where="lockstep",
                 ) from error

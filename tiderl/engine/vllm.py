@@ -24,7 +24,7 @@ from tiderl.engine.counters import Cell, Counters, TurnCounts
 from tiderl.engine.figures import audit_of, check_effective, stats_of
 from tiderl.engine.loading import load_weights
 from tiderl.engine.log import EngineLog
-from tiderl.engine.pause import PauseGate, to_its_end
+from tiderl.engine.pause import PauseGate, Turns, to_its_end
 from tiderl.engine.publish import offered_weights
 from tiderl.engine.requests import render_prompt, sampling_params, token_versions
 from tiderl.engine.session import VLLMSession
@@ -320,12 +320,13 @@ class VLLMEngine:
         if not self.dead:
             await self.call(self._llm.resume_generation())
 
-    def hold(self, turns: int | None = None) -> AbstractAsyncContextManager[None]:
+    def hold(self, turns: Turns = None) -> AbstractAsyncContextManager[None]:
         """Gather turns and start them in one engine step, in the order of their session ids.
 
         Start the turns as tasks inside the block and leave it without awaiting them: leaving waits until
-        `turns` of them (None: all that have begun) have reached the engine or failed on the way. The engine
-        then sees the same batches in every run, so equal seeds give equal tokens and log-probs bit for bit.
+        `turns` of them (None: all that have begun; a function: as many as it says) have reached the engine
+        or failed on the way. The engine then sees the same batches in every run, so equal seeds give equal
+        tokens and log-probs bit for bit.
         """
         # Half of it: held turns whose company never comes must still run before their own deadline.
         return self.gate.hold(turns, self.settings.turn_timeout / 2)

@@ -13,13 +13,14 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from tiderl.env.ends import EndReason
 from tiderl.rollout.fleet import Fleet, Spawn
 from tiderl.rollout.history import History
+from tiderl.rollout.lockstep import resume_together
 from tiderl.rollout.pool import EnginePool, Member
 from tiderl.rollout.publishing import publish
 from tiderl.rollout.table import TaskTable
@@ -420,32 +421,24 @@ class Conductor:
                 self._log(decision)
                 self.table.move(decision.key, State.ADMITTED, self.now(), engine=decision.engine)
                 self._grant(decision.key, decision.engine)
-            elif isinstance(decision, Resume) and self._is(decision.key, State.READY):
+            elif isinstance(decision, Resume):
                 resumes.append(decision)
         if self.lockstep and resumes:
-            await self._resume_together(resumes)
+            await resume_together(self, resumes)
             return
         for decision in resumes:
-            self._resume(decision)
+            self.resume(decision)
 
     def _elsewhere(self, decision: Resume) -> bool:
         task = self.table.get(decision.key)
         return task is not None and bool(task.engine) and task.engine != decision.engine and task.turn > 0
 
-    async def _resume_together(self, resumes: list[Resume]) -> None:
-        async with AsyncExitStack() as stack:
-            for name in sorted({d.engine for d in resumes}):
-                count = sum(d.engine == name for d in resumes)
-                await stack.enter_async_context(self.pool[name].engine.hold(count))
-            for decision in resumes:
-                self._resume(decision)
-            await asyncio.sleep(0)
-
-    def _resume(self, decision: Resume) -> None:
-        task = self.table[decision.key]
-        if decision.engine not in self.pool:
-            return  # it died a moment ago
-        view = self.view(self.pool[decision.engine])
+    def resume(self, decision: Resume) -> None:
+        """Send a turn, unless its task has ended or its engine has died since that was decided."""
+        member = self.pool.get(decision.engine)
+        if member is None or not self._is(decision.key, State.READY):
+            return
+        task, view = self.table[decision.key], self.view(member)
         held = task.kv is KV.HELD and task.engine == decision.engine
         need = view.blocks(task.peak) - (view.blocks(task.context) if held else 0)
         if view.promised + need > view.capacity or view.sessions + (not held) > view.slots:

@@ -73,6 +73,9 @@ class EnginePool:
         return name in self._members
 
     def __getitem__(self, name: str) -> Member:
+        """An engine by name. Raises EngineError when it is not (or no more) there."""
+        if name not in self._members:
+            raise EngineError(f"engine {name} has left or died", fix=f"there are {list(self.names)}")
         return self._members[name]
 
     @property

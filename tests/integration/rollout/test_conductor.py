@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -78,6 +79,60 @@ async def test_an_engine_dies_and_its_tasks_go_on_elsewhere(settings: EngineSett
         assert len(conductor.pool) == 1
     assert [len(e.turns) for e in episodes] == [6] * 24
     assert max(gap for e in episodes for gap in weights.gaps(e)) <= 1e-4
+
+
+async def test_an_engine_dies_between_a_decision_and_its_turn(settings: EngineSettings) -> None:
+    """Granted an engine that is out of the pool when the turn gets there: sent again, not lost."""
+    async with conducting(settings, ranks=2) as (conductor, engines):
+        granted, met = conductor.granted, []
+
+        async def late(key: str) -> str:
+            name = await granted(key)
+            if not met and key in conductor._turns and name == "engine-0":
+                met.append(key)
+                _kill(engines.first())
+                async with asyncio.timeout(30):
+                    while name in conductor.pool:
+                        await asyncio.sleep(0.01)
+            return name
+
+        conductor.granted = late  # type: ignore[method-assign]
+        work = [asyncio.create_task(play(conductor, f"t{i}", (i, 0), turns=4)) for i in range(8)]
+        episodes = await asyncio.wait_for(asyncio.gather(*work), 90)
+    assert met
+    assert [len(e.turns) for e in episodes] == [4] * 8
+
+
+@pytest.mark.parametrize("fault", ["abort", "death"])
+async def test_lockstep_goes_on_after_what_befalls_a_turn_on_its_way(
+    settings: EngineSettings, fault: str
+) -> None:
+    """A task ends, or an engine dies, between the decision and the step that starts its turn."""
+    async with conducting(settings, ranks=2, lockstep=True) as (conductor, engines):
+        hold, met = engines.first().hold, []
+
+        @asynccontextmanager
+        async def eventful(turns: Callable[[], int]) -> AsyncIterator[None]:
+            if len(met) != 2 or fault == "abort":
+                async with hold(turns):
+                    if len(met) == 2:
+                        work[3].cancel()
+                        await asyncio.sleep(0.01)
+                    met.append(1)
+                    yield
+            else:
+                met.append(1)
+                _kill(engines.first())
+                async with hold(turns):
+                    yield
+
+        engines.first().hold = eventful  # type: ignore[method-assign]
+        work = [asyncio.create_task(play(conductor, f"t{i}", (i, 0), turns=5)) for i in range(8)]
+        results = await asyncio.wait_for(asyncio.gather(*work, return_exceptions=True), 60)
+        assert len(met) > 2
+        assert len(conductor.table) == 0
+    whole = [r for r in results if not isinstance(r, BaseException)]
+    assert [len(e.turns) for e in whole] == [5] * (8 - (fault == "abort"))
 
 
 async def test_the_last_engine_dies_and_everybody_is_told(settings: EngineSettings) -> None:
