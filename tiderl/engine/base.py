@@ -104,6 +104,18 @@ class Audit:
 
 
 @dataclass(frozen=True)
+class StepCost:
+    """Seconds an engine step takes; all 0.0 until enough of them were seen."""
+
+    step: float = 0.0
+    """Whatever is in it."""
+    decode: float = 0.0
+    """More for a sampled token."""
+    prefill: float = 0.0
+    """More for a prompt token."""
+
+
+@dataclass(frozen=True)
 class EngineStats:
     """Counters since the engine started, all counted inside the engine's scheduler."""
 
@@ -126,6 +138,8 @@ class EngineStats:
     weights in mode `recompute` made start again."""
     evicted_tokens: int = 0
     """Tokens of KV that the prefix cache gave up to make room, in whole blocks."""
+    cost: StepCost = StepCost()
+    """What a step takes, over the last hundreds of them."""
 
     @property
     def kv_hit_rate(self) -> float:

@@ -43,6 +43,11 @@ class Cell(IntEnum):
     HELD = 18
     WAITING = 19
 
+    STEP_NS = 20
+    """What a step costs, then a sampled token in it, then a prompt token; 0 until measured."""
+    DECODE_NS = 21
+    PREFILL_NS = 22
+
     VERSION = 24
 
 

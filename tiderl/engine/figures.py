@@ -5,7 +5,7 @@ Invariant: no call into the engine and nothing that waits; cheap enough for many
 
 from __future__ import annotations
 
-from tiderl.engine.base import Audit, EngineStats
+from tiderl.engine.base import Audit, EngineStats, StepCost
 from tiderl.engine.budget import KVBudget
 from tiderl.engine.counters import Cell, Counters
 from tiderl.engine.settings import EngineSettings
@@ -28,6 +28,7 @@ def stats_of(cells: Counters, budget: KVBudget, version: int) -> EngineStats:
         later_cached_tokens=cells[Cell.LATER_CACHED],
         reprefilled_tokens=cells[Cell.REPREFILLED],
         evicted_tokens=cells[Cell.EVICTED] // budget.groups * budget.block_size,
+        cost=StepCost(*(cells[cell] / 1e9 for cell in (Cell.STEP_NS, Cell.DECODE_NS, Cell.PREFILL_NS))),
     )
 
 

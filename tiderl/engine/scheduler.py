@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,11 @@ from vllm.v1.request import Request, RequestStatus
 
 from tiderl.engine.counters import Cell, Counters, SlotCell
 from tiderl.engine.naming import RequestName
+from tiderl.engine.step_cost import StepCosts
 
 REMEMBERED_SESSIONS = 65536
+_TELL_STEPS = 16
+_COST_CELLS = (Cell.STEP_NS, Cell.DECODE_NS, Cell.PREFILL_NS)
 
 
 @dataclass
@@ -54,6 +57,16 @@ class _Turns:
     kv_version: int = -1
 
 
+@dataclass(frozen=True)
+class _Step:
+    """A step under way: when it was scheduled (us), its tokens, and the slots whose prompts it completes."""
+
+    at: int = 0
+    prefill: int = 0
+    decode: int = 0
+    completed: Sequence[int] = ()
+
+
 def _now() -> int:
     return time.monotonic_ns() // 1000
 
@@ -75,8 +88,9 @@ class _Counting:
         self._turns: dict[str, _Turns] = {}
         self._highest: OrderedDict[str, int] = OrderedDict()
         self._salted_version = self._table[Cell.VERSION]
-        self._prefilled: deque[list[int]] = deque()
-        """For each step under way, the slots whose prompts it completes; oldest first."""
+        self._under_way: deque[_Step] = deque()
+        """Oldest first."""
+        self._costs, self._stepped = StepCosts(), 0
         self._resetting = False
         self._evicted = 0
         self._count_evictions()
@@ -142,8 +156,8 @@ class _Counting:
             self._resalt()
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         self._send_images_again(output)
-        self._prefilled.append(
-            self._count(output.num_scheduled_tokens) if output.total_num_scheduled_tokens else []
+        self._under_way.append(
+            self._count(output.num_scheduled_tokens) if output.total_num_scheduled_tokens else _Step()
         )
         self._gauges()
         return output
@@ -156,8 +170,12 @@ class _Counting:
             output.tiderl_mm_features = features
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
-        for slot in self._prefilled.popleft() if self._prefilled else ():
-            self._table.note(slot, SlotCell.PREFILLED, _now())
+        now = _now()
+        step = self._under_way.popleft() if self._under_way else _Step()
+        for slot in step.completed:
+            self._table.note(slot, SlotCell.PREFILLED, now)
+        if step.prefill or step.decode:
+            self._measure(step, now)
         result = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
         self._gauges()
         return result
@@ -169,8 +187,17 @@ class _Counting:
         if not self._resetting:
             self._table[Cell.PREEMPTIONS] += 1
 
-    def _count(self, scheduled: dict[str, int]) -> list[int]:
-        """Count one step; returns the slots whose prompts it completes."""
+    def _measure(self, step: _Step, now: int) -> None:
+        """A step is done: it began when it was scheduled, or when the one before it was done."""
+        table, began, self._stepped = self._table, max(step.at, self._stepped), now
+        self._costs.saw((now - began) / 1e6, step.decode, step.prefill)
+        if table[Cell.STEPS] % _TELL_STEPS == 0:
+            cost = self._costs.cost()
+            for cell, seconds in zip(_COST_CELLS, (cost.step, cost.decode, cost.prefill), strict=True):
+                table[cell] = round(seconds * 1e9)
+
+    def _count(self, scheduled: dict[str, int]) -> _Step:
+        """Count one step."""
         me: Any = self
         table = self._table
         prefill = decode = again = 0
@@ -199,7 +226,7 @@ class _Counting:
         table[Cell.DECODE] += decode
         table[Cell.REPREFILLED] += again
         table[Cell.STEPS] += 1
-        return completed
+        return _Step(_now(), prefill, decode, completed)
 
     def _begin(self, request: Request, turns: _Turns, start: int) -> None:
         """A turn's first step, or the first one after a preemption."""

@@ -379,6 +379,11 @@ class VLLMEngine:
         """The scheduler's counters."""
         return stats_of(self.cells, self.budget, self.version)
 
+    @property
+    def prefill_s(self) -> float:
+        """Seconds a prompt token adds to a step; 0.0 until enough were computed."""
+        return self.cells[Cell.PREFILL_NS] / 1e9
+
     def audit(self) -> Audit:
         """Our promises beside what the scheduler says it holds."""
         return audit_of(self.cells, self.budget, len(self.idle))

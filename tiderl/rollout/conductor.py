@@ -205,8 +205,6 @@ class Conductor:
         cause = self._causes.pop(key, "evicted") if out.reprefilled else ""
         if member is not None:
             member.turn.add(now - task.since)
-            if out.prefill_seconds > 0 and (computed := out.prompt_tokens - out.cached_tokens) > 32:
-                member.prefill.add(out.prefill_seconds / computed)
             if cause in ("evicted", "mispredicted"):
                 member.lost += out.reprefilled
         self._causes.pop(key, None)

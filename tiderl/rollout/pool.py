@@ -25,8 +25,6 @@ class Member:
     name: str
     engine: VLLMEngine
     accepting: bool = True
-    prefill: Average = field(default_factory=Average)
-    """Seconds a prompt token."""
     turn: Average = field(default_factory=Average)
     """Seconds a turn."""
     lost: int = 0
@@ -40,7 +38,7 @@ class Member:
             capacity=engine.capacity_tokens,
             slots=engine.max_sessions,
             block=engine.settings.block_size,
-            prefill_s=self.prefill.value,
+            prefill_s=engine.prefill_s,
             turn_s=self.turn.value,
             lost=self.lost,
             version=engine.version,

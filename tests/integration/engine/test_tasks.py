@@ -311,6 +311,18 @@ async def test_queue_and_prefill_seconds(pair: tuple[VLLMEngine, VLLMEngine]) ->
         assert second.prefill_seconds < first.prefill_seconds
 
 
+async def test_the_engine_says_what_a_step_costs(pair: tuple[VLLMEngine, VLLMEngine]) -> None:
+    engine = pair[0]
+    for number in range(12):  # each: a long prompt, a short one, and steps with none
+        async with engine.task_session(session_id=f"cost{number}") as session:
+            await session.generate(tokens(900 + number, 40 * (1 + number % 6)), sampling(1, 6))
+            await session.generate([1, 2, 3], sampling(1, 6))
+    cost = engine.stats().cost
+    assert cost.step > 0
+    assert 0 < cost.step + cost.decode < 1
+    assert 0 <= engine.prefill_s == cost.prefill < 0.1
+
+
 async def test_sessions_with_a_reservation_share_the_budget(pair: tuple[VLLMEngine, VLLMEngine]) -> None:
     """An evaluation waits for room, gets what tasks give back, and no task takes it before."""
     engine = pair[0]
