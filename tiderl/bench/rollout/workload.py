@@ -154,6 +154,12 @@ class MeasureSpec(Section):
         2, ge=1, description="least updates of a window where rollout and trainer take turns"
     )
     timeout_s: float = Field(600.0, gt=0, description="a policy that takes longer is an error")
+    reference_tokens_per_s: float | None = Field(
+        None,
+        gt=0,
+        description="sampled tokens/s of eight episodes without waits on the machine that the seconds are "
+        "written for: on another one all seconds (latency, trainer, window) are stretched; null: never",
+    )
 
 
 class Workload(Section):
