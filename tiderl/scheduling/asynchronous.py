@@ -32,8 +32,8 @@ def turns(draft: Draft, order: Callable[[Task], Any] = by_arrival) -> None:
     """What all policies of this family do with tasks in flight."""
     for task in draft.snapshot.paused:
         if task.kv is KV.HELD:
-            draft.release(task, "paused: to the prefix cache")
+            draft.release(task, "paused: to the prefix cache", always=True)
     resume(draft, order, draft.longest_away, "next in order", grow=False)
     for task in draft.snapshot.ready:
         if draft.holds(task):
-            draft.release(task, "has to wait for room: to the prefix cache")
+            draft.release(task, "has to wait for room: to the prefix cache", always=True)

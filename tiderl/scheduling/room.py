@@ -116,14 +116,14 @@ class Draft:
         self._moved.add(task.key)
         self.decisions.append(Resume(task.key, room.name, why, again))
 
-    def release(self, task: Task, why: str) -> None:
-        """HELD -> CACHED of a PAUSED or READY task."""
+    def release(self, task: Task, why: str, *, always: bool = False) -> None:
+        """HELD -> CACHED of a PAUSED or READY task; `always`: nothing was predicted."""
         room = self.rooms.get(task.engine)
         if room is not None:
             room.free += room.view.blocks(task.context)
             room.slots += 1
         self._moved.add(task.key)
-        self.decisions.append(Release(task.key, why, self._back_in(task)))
+        self.decisions.append(Release(task.key, why, None if always else self._back_in(task)))
 
     def admit(self, task: Task, room: Room, why: str) -> None:
         """QUEUED -> ADMITTED."""

@@ -6,27 +6,15 @@ if a change made a policy lose what it is good at.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from tiderl.scheduling import make_policy
 
+from . import simulation
 
-def _load(name: str):
-    path = Path(__file__).with_name(f"{name}.py")
-    spec = importlib.util.spec_from_file_location(f"scheduling_{name}", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-simulation = _load("simulation")
 GRID = simulation.grid()
 SHORT = {"warm": 15.0, "seconds": 45.0}
 

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import random
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tiderl.scheduling import POLICIES, make_policy
-from tiderl.scheduling.decisions import Admit, Resume
+from tiderl.scheduling.decisions import Admit, Release, Resume
 from tiderl.scheduling.views import Snapshot, State
 
-
-def _load(name: str):
-    path = Path(__file__).with_name(f"{name}.py")
-    spec = importlib.util.spec_from_file_location(f"scheduling_{name}", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-worlds = _load("worlds")
+from . import worlds
 
 every_policy = pytest.mark.parametrize("name", list(POLICIES))
 few = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -133,6 +120,21 @@ def test_a_task_that_fits_nowhere_is_passed_by(name: str) -> None:
             break
         world.step()
     assert sorted(world.tasks) == ["2.0"]
+
+
+def test_only_who_predicts_a_return_can_be_wrong_about_it() -> None:
+    """`async` lets go of every context whenever its task pauses: what comes back was not mispredicted."""
+    found = {}
+    for name in ("async", "ctb"):
+        world = worlds.World(make_policy(name), random.Random(3), groups=6)
+        told = found[name] = []
+        for _ in range(300):
+            plan = world.step()
+            told += [d.predicted for d in plan.decisions if isinstance(d, Release)]
+    assert found["async"]
+    assert set(found["async"]) == {None}
+    assert found["ctb"]
+    assert None not in found["ctb"]
 
 
 def test_unknown_names_and_options_list_the_known_ones() -> None:
